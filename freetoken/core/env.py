@@ -1,0 +1,41 @@
+"""The only place that reads the environment. One line a name.
+
+FREETOKEN_HOME        folder for config.toml, measured profiles and traces (default ~/.freetoken)
+FREETOKEN_<OPTION>    any option, in capitals: FREETOKEN_MOE_BACKEND=hybrid
+NO_COLOR              plain terminal output
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from freetoken.core.errors import ConfigError, nearest
+from freetoken.core.options import names, parse_value
+
+PREFIX = "FREETOKEN_"
+_OTHER = ("HOME",)
+
+
+def home() -> Path:
+    return Path(os.environ.get("FREETOKEN_HOME") or Path.home() / ".freetoken")
+
+
+def no_color() -> bool:
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def option_values() -> dict[str, Any]:
+    """Options given as FREETOKEN_* variables; an unknown name is an error with the nearest one."""
+    out: dict[str, Any] = {}
+    known = {n.upper(): n for n in names()}
+    for key in sorted(os.environ):
+        if not key.startswith(PREFIX) or key[len(PREFIX) :] in _OTHER:
+            continue
+        name = known.get(key[len(PREFIX) :])
+        if name is None:
+            hint = nearest(key[len(PREFIX) :], known)
+            raise ConfigError(f"Unknown environment variable {key}.", code="unknown_option", hint=hint)
+        out[name] = parse_value(name, os.environ[key], key)
+    return out

@@ -1,0 +1,455 @@
+"""Contracts between rooms. A room offers one of these; `engine/build` alone picks which.
+
+Everything here is abstract or a plain record; defaults stand in for `hasattr`. torch appears as a
+type of data only.
+
+    Device      memory, streams, clock and cost of a place to compute
+    Pool        units of device memory that grow and shrink while serving
+    WeightFormat, WeightSource       how weights are coded, where they are read from
+    Model       a family's forward, layer by layer
+    ExpertBackend, Policy            where routed experts are computed, what stays resident
+    PrefixCache                      which computed tokens can be used again
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import Batch
+from freetoken.core.machine import Machine
+from freetoken.core.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How numbers are computed. `exact`: row-invariant float32 everywhere (slow; tests, research)."""
+
+    dtype: torch.dtype = torch.bfloat16
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Routed experts of T rows. Dead rows carry ids of -1.
+
+    ids      int32   [T, k]   expert within the layer, ascending within a row
+    weights  float32 [T, k]   applied to the expert's output
+    """
+
+    ids: Tensor
+    weights: Tensor
+
+
+# --- devices --------------------------------------------------------------------------------
+
+
+class Event(abc.ABC):
+    """A point in a stream's order."""
+
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """True once everything before it has completed. Never blocks."""
+
+    @abc.abstractmethod
+    def time_s(self) -> float:
+        """Completion time on the device's clock; only valid once done."""
+
+
+class Stream(abc.ABC):
+    """An in-order queue of device work."""
+
+    name: str
+
+    @abc.abstractmethod
+    def copy(self, dst: Tensor, src: Tensor) -> None:
+        """Enqueue a copy of equal-sized tensors. `dst` is undefined until a wait covers the copy."""
+
+    @abc.abstractmethod
+    def record(self) -> Event: ...
+
+    @abc.abstractmethod
+    def wait(self, event: Event) -> None:
+        """Make later work of this stream start after `event`."""
+
+
+class Clock(abc.ABC):
+    """The device's own time: wall time on real devices, virtual on `sim`."""
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """Seconds."""
+
+
+class Pool(abc.ABC):
+    """Equal units of device memory under a stable address range.
+
+    Unit 0 is a dummy that no owner may use; it lies in the never-unmapped minimum.
+    `generation` changes when views must be fetched anew.
+    """
+
+    name: str
+    unit_bytes: int
+    min_units: int
+    max_units: int
+    num_units: int
+    generation: int
+
+    @abc.abstractmethod
+    def view(self) -> Tensor:
+        """uint8 [num_units, unit_bytes], the mapped part only."""
+
+    @abc.abstractmethod
+    def resize(self, num_units: int) -> None:
+        """Map or unmap the tail. The caller has moved live units out of it (`relocate`) and quiesced."""
+
+    @abc.abstractmethod
+    def relocate(self, src: Sequence[int], dst: Sequence[int]) -> None:
+        """Copy whole units src[i] -> dst[i]; the sets are disjoint."""
+
+
+@dataclass
+class Faults:
+    """Fault hooks of a device; all off by default.
+
+    stall_host_s      s      each CPU branch takes this much longer
+    delay_copy_s      s      each link copy takes this much longer
+    fail_alloc        int    the k-th pool allocation or resize fails (1 = the next)
+    drop_wait         int    the k-th stream wait is ignored
+    hang_copy         bool   copies never complete
+    corrupt_copy      bool   copies deliver zeros
+    """
+
+    stall_host_s: float = 0.0
+    delay_copy_s: float = 0.0
+    fail_alloc: int = 0
+    drop_wait: int = 0
+    hang_copy: bool = False
+    corrupt_copy: bool = False
+
+
+class Device(abc.ABC):
+    """A place to compute. `cpu` shares host memory; `sim` and `cuda` own memory behind a link."""
+
+    name: str
+    torch_device: torch.device
+    machine: Machine
+    clock: Clock
+    compute: Stream
+    faults: Faults
+    owns_memory: bool = True
+    run_ahead: bool = True
+    memory_bytes: int = 0
+
+    @abc.abstractmethod
+    def stream(self, name: str) -> Stream:
+        """Return the named stream, made on first use."""
+
+    @abc.abstractmethod
+    def pool(self, name: str, unit_bytes: int, num_units: int, *, min_units: int, max_units: int) -> Pool:
+        """Reserve address space for `max_units` and map `num_units`; CapacityError if it doesn't fit."""
+
+    @abc.abstractmethod
+    def free_bytes(self) -> int:
+        """Memory that pools may still map."""
+
+    def charge(self, num_bytes: float, flops: float) -> None:
+        """Tell a simulated device what the kernel just run on `compute` costs; real ones ignore it."""
+
+    def bucket(self, rows: int) -> int:
+        """Rows a decode batch is padded to."""
+        return rows
+
+    @abc.abstractmethod
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None:
+        """Release threads and memory; idempotent."""
+
+
+# --- weights --------------------------------------------------------------------------------
+
+
+class WeightSource(abc.ABC):
+    """Named tensors of a checkpoint, read on demand."""
+
+    @abc.abstractmethod
+    def names(self) -> Iterable[str]: ...
+
+    @abc.abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    @abc.abstractmethod
+    def dtype(self, name: str) -> torch.dtype: ...
+
+    @abc.abstractmethod
+    def read(self, name: str) -> Tensor:
+        """The whole tensor, in host memory, as stored."""
+
+    @abc.abstractmethod
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) along the first axis without reading the rest."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class WeightFormat(abc.ABC):
+    """How the weights of an expert tile are coded. One file of `quant/` each, stateless.
+
+    A tile holds gate [w, H], up [w, H] and down transposed [w, H] for w of the expert's I columns.
+    """
+
+    name: str
+    block: int = 1
+    """Tile widths are multiples of this."""
+
+    @abc.abstractmethod
+    def tile_bytes(self, tile_width: int, hidden: int) -> int: ...
+
+    @abc.abstractmethod
+    def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
+        """Write three [w, H] tensors as the bytes of one tile; `out` uint8 [tile_bytes]."""
+
+    @abc.abstractmethod
+    def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Decode uint8 [..., tile_bytes] to gate, up, down_t, each [..., w, H]; views where possible."""
+
+
+# --- state, cache ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """What one mixer kind keeps between steps, summed over its layers.
+
+    unit         `page` (per page of tokens) or `state` (one per sequence)
+    unit_bytes   bytes of one unit for all layers of the kind
+    window       tokens that matter, None = all
+    resume       `any` position, or `checkpoint` only
+    page_sizes   allowed page sizes in tokens
+    """
+
+    kind: str
+    unit: str
+    unit_bytes: int
+    window: int | None = None
+    resume: str = "any"
+    page_sizes: tuple[int, ...] = (16,)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a cache can give a prompt: `num_tokens` already computed, in `page_ids`, state included."""
+
+    num_tokens: int = 0
+    page_ids: tuple[int, ...] = ()
+    state_id: int = -1
+    node: Any = None
+
+
+class PrefixCache(abc.ABC):
+    """Computed tokens that can be used again. Ids only; never moves bytes."""
+
+    @abc.abstractmethod
+    def match(self, token_ids: np.ndarray) -> Prefix:
+        """Longest usable prefix; locks it until `release`."""
+
+    @abc.abstractmethod
+    def commit(self, token_ids: np.ndarray, page_ids: Sequence[int]) -> Sequence[int]:
+        """Offer computed pages; returns the ids the cache took over (the rest stays the caller's)."""
+
+    @abc.abstractmethod
+    def release(self, prefix: Prefix) -> None: ...
+
+    @abc.abstractmethod
+    def evict(self, num_pages: int) -> Sequence[int]:
+        """Give back up to `num_pages` page ids, least valuable first."""
+
+
+# --- experts --------------------------------------------------------------------------------
+
+
+@dataclass
+class ExpertStats:
+    """Counters since the engine started. tiles are whole-record units times tiles per record.
+
+    hits + misses = requests (distinct routed experts of live rows, per layer-step);
+    missing_tiles = filled_tiles + cpu_tiles (before prefill); bytes moved over the link.
+    """
+
+    steps: int = 0
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    missing_tiles: int = 0
+    filled_tiles: int = 0
+    cpu_tiles: int = 0
+    fills: int = 0
+    evictions: int = 0
+    promotions: int = 0
+    link_bytes: int = 0
+    prefill_link_bytes: int = 0
+    host_bytes: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Policy(abc.ABC):
+    """Which experts stay resident: integers only, bit-exact with the device kernel of the same name.
+
+    Expert ids are global: layer * num_experts + expert. All scores are ints.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def reset(self, num_experts_total: int, num_slots: int, experts_per_token: int) -> None:
+        """Start cold. experts_per_token = layers * top_k, one token cycle."""
+
+    @abc.abstractmethod
+    def touch(self, expert_ids: Sequence[int], step: int) -> None:
+        """Note one layer's distinct routed experts (ascending), hits and misses alike."""
+
+    @abc.abstractmethod
+    def order_victims(self, resident: Sequence[int], count: int, step: int) -> list[int]:
+        """Return up to `count` of the `resident` expert ids, coldest first; ties by lowest id."""
+
+    def order_fills(self, missing: Sequence[int], step: int) -> list[int]:
+        """Order missing experts, most worth filling first. Default: as routed."""
+        return list(missing)
+
+
+class ExpertBackend(abc.ABC):
+    """Computes the routed experts of a layer: y = sum over routes of weight * expert(x).
+
+    Routes are reduced in float32 in ascending expert id, whatever computed them (equality rule).
+    """
+
+    name: str
+    stats: ExpertStats
+
+    @abc.abstractmethod
+    def begin(self, layer: int, x: Tensor, routing: Routing, batch: Batch) -> None:
+        """Start one MoE layer of a decode or riding-prefill batch. x [T, H] 16-bit (float32 if exact)."""
+
+    @abc.abstractmethod
+    def finish(self, layer: int) -> Tensor:
+        """float32 [T, H]: the sum over routes; dead rows are zero."""
+
+    @abc.abstractmethod
+    def stream_layer(self, layer: int, x: Tensor, routing: Routing) -> Generator[None, None, Tensor]:
+        """Compute a whole macro-chunk's layer, yielding where a decode step may be interposed.
+
+        x [T, H] of all sub-chunks, routing of T rows. Returns float32 [T, H].
+        """
+
+    def begin_job(self, num_tokens: int) -> None:
+        """A layer-major prefill starts: set the ring up."""
+
+    def end_job(self) -> None:
+        """It ended or was dropped: give the ring back, promote what decode will want."""
+
+    def absent_bytes(self, num_tokens: int) -> int:
+        """Predicted bytes that a prefill of `num_tokens` would pull over the link, all layers."""
+        return 0
+
+    def end_step(self, step_s: float) -> None:
+        """A decode step's expert work is complete: controllers and background fills advance."""
+
+    def resize(self, num_slots: int) -> None:
+        """Change residency at a safe point; backends without slots have nothing to do."""
+
+
+# --- models ---------------------------------------------------------------------------------
+
+
+class Model(abc.ABC):
+    """A family's forward. Layer-major prefill drives the same parts one by one.
+
+    h [T, H] in the compute dtype; never allocates what outlives the call, never reads device values.
+    """
+
+    config: ModelConfig
+
+    @abc.abstractmethod
+    def embed(self, batch: Batch) -> Tensor: ...
+
+    @abc.abstractmethod
+    def mix(self, layer: int, h: Tensor, batch: Batch) -> Tensor:
+        """Norm, mixer and residual of a layer. Writes KV pages and recurrent states."""
+
+    @abc.abstractmethod
+    def route(self, layer: int, h: Tensor, batch: Batch) -> tuple[Tensor, Routing]:
+        """Return the normed x [T, H] and the routing of a MoE layer."""
+
+    @abc.abstractmethod
+    def combine(self, layer: int, h: Tensor, x: Tensor, routed: Tensor) -> Tensor:
+        """Add the shared expert last to `routed` float32 [T, H], round once, add the residual."""
+
+    @abc.abstractmethod
+    def dense(self, layer: int, h: Tensor) -> Tensor:
+        """Norm, dense MLP and residual of a layer without experts."""
+
+    @abc.abstractmethod
+    def head(self, h: Tensor, rows: Tensor) -> Tensor:
+        """float32 [R, V] logits of the given rows."""
+
+    def forward(self, batch: Batch, experts: ExpertBackend) -> Tensor:
+        """Run all layers of a batch: float32 [R, V] logits of `batch.logit_rows`."""
+        h = self.embed(batch)
+        for layer, moe_layer in enumerate(self.config.moe_layer_of):
+            h = self.mix(layer, h, batch)
+            if moe_layer < 0:
+                h = self.dense(layer, h)
+                continue
+            x, routing = self.route(layer, h, batch)
+            experts.begin(moe_layer, x, routing, batch)
+            h = self.combine(layer, h, x, experts.finish(moe_layer))
+        return self.head(h, batch.logit_rows)
+
+
+class ModelFamily(abc.ABC):
+    """One architecture: how its config reads, what tensors it has, how it is built.
+
+    TINY   dict   a small config.json for tests; tile geometry with at least four tiles
+    """
+
+    model_types: tuple[str, ...]
+    TINY: Mapping[str, Any]
+
+    @abc.abstractmethod
+    def read_config(self, raw: Mapping[str, Any]) -> ModelConfig: ...
+
+    @abc.abstractmethod
+    def state_specs(
+        self, config: ModelConfig, page_size: int, dtype: torch.dtype
+    ) -> tuple[StateSpec, ...]: ...
+
+    @abc.abstractmethod
+    def build(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        device: Device,
+        numerics: Numerics,
+        pools: Mapping[str, Pool],
+    ) -> Model:
+        """Load dense weights, bind storage. pools: `kv` (pages), `state`. WeightsError lists all faults."""
+
+    @abc.abstractmethod
+    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
+        """Hand every expert's three matrices to `put`, layer by layer."""
+
+
+class ExpertSink(abc.ABC):
+    """Receives experts in any order; the bank implements it."""
+
+    @abc.abstractmethod
+    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
+        """gate, up [I, H] and down [H, I] as stored, 16-bit or float32."""

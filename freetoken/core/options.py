@@ -1,0 +1,151 @@
+"""What the user wishes: one field per flag, `None` = decide for me. Never written to after parsing.
+
+A field's metadata is the single source of its flag, its `FREETOKEN_*` name, its config.toml key and
+its help. Precedence: flags > environment > config.toml > the model's generation_config > defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from freetoken.core.errors import ConfigError, nearest
+from freetoken.core.units import parse_bytes
+
+BACKENDS = ("auto", "fused", "offload", "cpu", "hybrid")
+DEVICES = ("auto", "cuda", "cpu", "sim")
+THINKING = ("auto", "on", "off")
+
+
+def _opt(kind: Any, help: str, group: str, *, default: Any = None, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"kind": kind, "help": help, "group": group, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Wishes of one engine. kinds: `bytes` sizes, `rate` a share 0..1, `flag`, int, float, str."""
+
+    model: str | None = _opt(str, "checkpoint directory (default: the embedded demo model)", "model")
+    served_model_name: str | None = _opt(str, "name that /v1/models shows", "model")
+    max_model_len: int | None = _opt(int, "context limit in tokens (default: the model's)", "model")
+    dtype: str | None = _opt(str, "compute dtype", "model", choices=("bfloat16", "float16", "float32"))
+    exact: bool = _opt(
+        "flag", "row-invariant float32 arithmetic: slow, for tests and research", "model", default=False
+    )
+
+    device: str = _opt(str, "where to compute", "device", default="auto", choices=DEVICES)
+    machine: str | None = _opt(str, "machine preset of the simulated device", "device")
+    gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device")
+    memory_ratio: float | None = _opt("rate", "share of free GPU memory to use (default 0.9)", "device")
+    sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device")
+    sim_host_bw: float | None = _opt(float, "simulated host memory, GB/s", "device")
+    sim_seed: int = _opt(int, "seed of the simulated completion order", "device", default=0)
+
+    moe_backend: str = _opt(
+        str, "where routed experts are computed", "experts", default="auto", choices=BACKENDS
+    )
+    moe_cache_size: int | None = _opt(int, "expert slots on the GPU", "experts")
+    moe_cache_rate: float | None = _opt("rate", "expert slots as a share of the pool", "experts")
+    moe_cache_auto: bool = _opt(
+        "flag", "size the expert slots from free memory (the default)", "experts", default=False
+    )
+    moe_policy: str | None = _opt(str, "residency policy (default: the best one measured)", "experts")
+    moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts")
+    moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts")
+    moe_hybrid_max_fetch: int | None = _opt(int, "most experts filled per layer-step in hybrid", "experts")
+    moe_prefill_hit_d2d: bool = _opt(
+        "flag", "accepted; resident experts are always used in place", "experts", default=False
+    )
+    disable_moe_prefill_overlap: bool = _opt(
+        "flag", "prefill without a second buffer (for measuring)", "experts", default=False
+    )
+
+    kv_reserve_tokens: int | None = _opt(
+        int, "KV tokens held back from expert slots (default 8192)", "memory"
+    )
+    num_tokens: int | None = _opt(int, "KV capacity in tokens (default: what memory allows)", "memory")
+    page_size: int | None = _opt(int, "tokens a KV page", "memory")
+    max_prefill_length: int | None = _opt(int, "tokens of a prefill sub-chunk (default 2048)", "memory")
+    max_running_requests: int | None = _opt(int, "requests in a batch (default 32)", "memory")
+    max_output_tokens: int | None = _opt(
+        int, "default max_tokens of a request (default: to the context's end)", "memory"
+    )
+    prefill_gap_ms: float | None = _opt(float, "longest pause a prefill may cause running streams", "memory")
+    run_ahead: bool | None = _opt(
+        "flag", "launch step n+1 before step n is read (default: by device)", "memory"
+    )
+
+    thinking: str = _opt(str, "default for requests that don't say", "chat", default="auto", choices=THINKING)
+    thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat")
+    tool_parser: str | None = _opt(str, "tool call format (default: from the template)", "chat")
+    strict_model: bool = _opt("flag", "refuse requests that name another model", "chat", default=False)
+
+    host: str = _opt(str, "address to listen on", "server", default="127.0.0.1")
+    port: int = _opt(int, "port to listen on", "server", default=1919)
+    record_routing: str | None = _opt(str, "write a routing trace (.npz) here", "server")
+    log_level: str = _opt(
+        str,
+        "debug, info, warning or error",
+        "server",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_file: str | None = _opt(str, "write the log here", "server")
+    log_json: bool = _opt("flag", "log JSON lines", "server", default=False)
+
+
+def names() -> list[str]:
+    return [f.name for f in fields(Options)]
+
+
+def parse_value(name: str, value: Any, where: str) -> Any:
+    """Turn text or a TOML value into the option's type; ConfigError names the place and the fault."""
+    meta = next((f.metadata for f in fields(Options) if f.name == name), None)
+    if meta is None:
+        raise ConfigError(
+            f"{where}: unknown option {name!r}.", code="unknown_option", hint=nearest(name, names())
+        )
+    kind = meta["kind"]
+    try:
+        parsed = _convert(kind, value)
+    except (TypeError, ValueError) as e:
+        wanted = {"bytes": "a size like 8GiB", "rate": "a share from 0 to 1", "flag": "true or false"}
+        word = wanted.get(kind, getattr(kind, "__name__", str(kind)))
+        raise ConfigError(
+            f"{where}: {name} is {value!r}, expected {word}.", code="invalid_option", param=name
+        ) from e
+    if meta["choices"] and parsed not in meta["choices"]:
+        raise ConfigError(
+            f"{where}: {name} is {value!r}; choose one of {', '.join(meta['choices'])}.",
+            code="invalid_option",
+            hint=nearest(str(value), meta["choices"]),
+            param=name,
+        )
+    return parsed
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    if kind == "bytes":
+        return parse_bytes(value)
+    if kind == "rate":
+        share = float(value)
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(share)
+        return share
+    if kind == "flag":
+        if isinstance(value, bool):
+            return value
+        text = str(value).strip().lower()
+        if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            raise ValueError(text)
+        return text in ("1", "true", "yes", "on")
+    return kind(value)
+
+
+def merge(*layers: Mapping[str, Any]) -> Options:
+    """Build Options from mappings, strongest first; None means not given."""
+    chosen: dict[str, Any] = {}
+    for layer in reversed(layers):
+        chosen.update({k: v for k, v in layer.items() if v is not None})
+    return Options(**chosen)

@@ -1,0 +1,161 @@
+"""One request as a number line, and how its tokens are chosen. Integers and floats only.
+
+    0 <= num_computed <= len(token_ids)        prompt, then what was generated
+A request in flight may be one step ahead of what the host knows: `num_pending` (0 or 1) counts the
+sampled token that the device holds and the host has not read yet.
+Messages that cross the thread border (`Submit`, `Abort`, `Output`) are plain structs.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+
+
+class FinishReason(str, enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class ThinkBudget:
+    """After `max_tokens` tokens of an open thinking block, `forced_ids` are emitted one by one.
+
+    `close_id` ends the block when the model emits it itself; `open_id` starts one mid-answer.
+    """
+
+    max_tokens: int
+    close_id: int
+    forced_ids: tuple[int, ...]
+    open_id: int | None = None
+    starts_open: bool = True
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. temperature 0 is greedy; top_k 0 and top_p 1 are off.
+
+    Draws depend on (seed, position) only, so batch composition never changes them.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    max_tokens: int = 1 << 30
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    think: ThinkBudget | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """True when the next draw depends on the tokens drawn so far."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or self.think is not None
+        )
+
+
+@dataclass(frozen=True)
+class Submit:
+    """A request on its way into the engine. `prompt_ids` int32 [n]; anchors are prompt offsets."""
+
+    request_id: str
+    prompt_ids: IntArray
+    params: SamplingParams
+    anchor_positions: tuple[int, ...] = ()
+    anchor_ids: tuple[int, ...] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log probability of the drawn token and of the best alternatives (natural log)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one step gave one request. `finish` is set exactly once, on the last output."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    error: BaseException | None = None
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """A live request inside the engine; owned by the scheduler, never shared with another thread."""
+
+    submit: Submit
+    token_ids: IntArray = field(init=False)
+    num_tokens: int = field(init=False)
+    num_computed: int = 0
+    num_cached: int = 0
+    num_pending: int = 0
+    arrival_s: float = 0.0
+    page_ids: list[int] = field(default_factory=list)
+    state_id: int = -1
+    row: int = -1
+    preemptions: int = 0
+    finish: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        prompt = self.submit.prompt_ids
+        self.num_tokens = len(prompt)
+        self.token_ids = np.empty(len(prompt) + 64, np.int32)
+        self.token_ids[: len(prompt)] = prompt
+
+    @property
+    def id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.submit.params
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.submit.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def tokens(self) -> IntArray:
+        """int32 [num_tokens], a view."""
+        return self.token_ids[: self.num_tokens]
+
+    def append(self, token_id: int) -> None:
+        if self.num_tokens == len(self.token_ids):
+            self.token_ids = np.concatenate([self.token_ids, np.empty_like(self.token_ids)])
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
