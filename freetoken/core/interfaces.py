@@ -321,8 +321,18 @@ class Policy(abc.ABC):
         """Return up to `count` of the `resident` expert ids, coldest first; ties by lowest id."""
 
     def order_fills(self, missing: Sequence[int], step: int) -> list[int]:
-        """Order missing experts, most worth filling first. Default: as routed."""
+        """Order missing experts, most worth filling first. Default: as routed.
+
+        Called after `touch` of the same layer-step. May leave out experts that are not worth a slot.
+        """
         return list(missing)
+
+    def seed(self, expert_ids: Sequence[int], counts: Sequence[int], step: int) -> None:
+        """Note a prefill's routing: distinct experts and how many of its last tokens chose each."""
+
+    def place(self, count: int) -> list[int]:
+        """Return up to `count` experts worth loading before decode starts, best first. Default: none."""
+        return []
 
 
 class ExpertBackend(abc.ABC):
