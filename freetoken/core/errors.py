@@ -6,6 +6,11 @@
       WeightsError         422     a checkpoint is missing, damaged or unknown
       RequestError         400     one request is wrong; other requests go on
         ContextLengthError 400     prompt (+ max_tokens) longer than the limit
+        UnauthorizedError  401     the API key is missing or wrong
+        ForbiddenError     403     a web page or a foreign host name may not call this server
+        NotFoundError      404     no such path or model
+        MethodError        405     the path exists, the HTTP method doesn't fit it
+        TooLargeError      413     the request body is larger than the server reads
       BusyError            503     the engine can't take this now (loading, draining, failed)
       DeviceError          500     a device failed; every request in flight fails with it
 
@@ -78,6 +83,31 @@ class ContextLengthError(RequestError):
         self.used = used
         self.limit = limit
         self.max_tokens = max_tokens
+
+
+class UnauthorizedError(RequestError):
+    default_code = "invalid_api_key"
+    status = 401
+
+
+class ForbiddenError(RequestError):
+    default_code = "forbidden"
+    status = 403
+
+
+class NotFoundError(RequestError):
+    default_code = "not_found"
+    status = 404
+
+
+class MethodError(RequestError):
+    default_code = "method_not_allowed"
+    status = 405
+
+
+class TooLargeError(RequestError):
+    default_code = "request_too_large"
+    status = 413
 
 
 class BusyError(FreeTokenError):

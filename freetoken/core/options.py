@@ -83,6 +83,13 @@ class Options:
 
     host: str = _opt(str, "address to listen on", "server", default="127.0.0.1")
     port: int = _opt(int, "port to listen on", "server", default=1919)
+    api_key: str | None = _opt(str, "key that clients must send (better as FREETOKEN_API_KEY)", "server")
+    allowed_origins: str | None = _opt(
+        str, "web origins that may call the API, comma-separated (default: none)", "server"
+    )
+    drain_seconds: float = _opt(
+        float, "how long running requests may finish after a stop", "server", default=30.0
+    )
     record_routing: str | None = _opt(str, "write a routing trace (.npz) here", "server")
     log_level: str = _opt(
         str,
