@@ -5,8 +5,11 @@ Only composition roots (`engine/build`, the CLI's dispatcher, tests) may call `l
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 from freetoken.core.errors import ConfigError, nearest
@@ -16,6 +19,19 @@ def names(package: str) -> list[str]:
     """List the choices of an axis, sorted. Files starting with an underscore are not choices."""
     module = importlib.import_module(package)
     return sorted(m.name for m in pkgutil.iter_modules(module.__path__) if not m.name.startswith("_"))
+
+
+def constant(package: str, name: str, key: str) -> str:
+    """Read the string constant `key` of a choice's file without importing it; empty if absent."""
+    spec = importlib.util.find_spec(f"{package}.{name}")
+    if spec is None or spec.origin is None:
+        return ""
+    for node in ast.parse(Path(spec.origin).read_text("utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(t, ast.Name) and t.id == key for t in targets):
+            value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            return value if isinstance(value, str) else ""
+    return ""
 
 
 def load(package: str, name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 FREETOKEN_HOME        folder for config.toml, measured profiles and traces (default ~/.freetoken)
 FREETOKEN_<OPTION>    any option, in capitals: FREETOKEN_MOE_BACKEND=hybrid
-NO_COLOR              plain terminal output
+NO_COLOR, TERM=dumb   plain terminal output
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def home() -> Path:
 
 
 def no_color() -> bool:
-    return bool(os.environ.get("NO_COLOR"))
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def option_values() -> dict[str, Any]:

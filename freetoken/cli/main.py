@@ -1,0 +1,152 @@
+"""The `ft` command: finds the command's file by its name, runs it, renders its errors.
+
+Knows no command. Invariant: every failure ends as `error [code]: message` with the next step on its
+own line and the exit code of core/errors.py; tracebacks appear only with --log-level debug.
+
+    exit codes   0 done · 1 failed · 2 wrong option or config · 3 does not fit · 4 bad checkpoint
+                 5 device failed · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from freetoken import __version__
+from freetoken.cli._terminal import Terminal
+from freetoken.core import choices
+from freetoken.core.errors import ConfigError, FreeTokenError, nearest
+
+PACKAGE = "freetoken.cli"
+INTERRUPTED = 130
+ORDER = ("demo", "serve", "chat", "generate", "doctor", "config", "verify", "bench")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises ConfigError and knows no abbreviations."""
+
+    def __init__(self, prog: str, description: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(
+            f"{message[:1].upper()}{message[1:]}.", code="usage", hint=f"See: {self.prog} --help"
+        )
+
+    def flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+
+def commands() -> list[str]:
+    """Names of all commands, the usual ones first."""
+    found = [n for n in choices.names(PACKAGE) if n != "main"]
+    return sorted(found, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
+
+
+def parse(prog: str, command: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse `argv` by the command's own arguments; an unknown flag names the nearest one."""
+    parser = Parser(prog, command.HELP)
+    command.add_arguments(parser)
+    args, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        hint = nearest(flag, parser.flags()) if flag.startswith("-") else ""
+        raise ConfigError(
+            f"{prog} does not know {flag!r}.", code="unknown_option", hint=hint or f"See: {prog} --help"
+        )
+    return args
+
+
+def overview() -> str:
+    """The text of `ft --help`."""
+    rows = [f"  {name:<10} {choices.constant(PACKAGE, name, 'HELP')}" for name in commands()]
+    return "\n".join(
+        [
+            f"FreeToken {__version__}: mixture-of-experts models on the machine you own",
+            "",
+            "usage: ft COMMAND [options]      ft COMMAND --help      ft --version",
+            "",
+            *rows,
+            "",
+            "A first look without any download: ft demo",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`ft ... | head`); keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except FreeTokenError as error:
+        _report(error, args)
+        return error.exit_code
+    except Exception as error:
+        _report(_unexpected(error), args)
+        return 1
+
+
+def _run(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"freetoken {__version__}")
+        return 0
+    name = args[0].replace("-", "_")
+    if name not in commands():
+        raise ConfigError(
+            f"There is no command {args[0]!r}.",
+            code="unknown_command",
+            hint=nearest(args[0], commands()) or "See: ft --help",
+        )
+    command = choices.load(PACKAGE, name)
+    try:
+        parsed = parse(f"ft {args[0]}", command, args[1:])
+    except SystemExit as done:
+        return int(done.code or 0)
+    return int(command.run(parsed))
+
+
+def _unexpected(error: Exception) -> FreeTokenError:
+    text = str(error).strip().splitlines()
+    return FreeTokenError(
+        f"{type(error).__name__}: {text[0] if text else 'no message'}",
+        hint="This is a fault in FreeToken. See it whole with --log-level debug; "
+        "`ft doctor --bundle report.zip` collects what a bug report needs.",
+    )
+
+
+def _report(error: FreeTokenError, args: Sequence[str]) -> None:
+    if _wants_traceback(args):
+        traceback.print_exc()
+    out = Terminal(sys.stderr)
+    out.line(f"{out.bad(f'error [{error.code}]')}: {error.message}")
+    if error.hint:
+        out.line(f"  {error.hint.strip()}")
+
+
+def _wants_traceback(args: Sequence[str]) -> bool:
+    given = " ".join(args)
+    return "--log-level debug" in given or "--log-level=debug" in given
