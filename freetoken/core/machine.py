@@ -44,8 +44,18 @@ class Machine:
         return replace(self, **rates)  # type: ignore[arg-type]
 
 
-def _preset(name: str, *, vram: int, gpu: float, link: float, host: float, ram: int, tf: float, approx: str):
-    return Machine(
+# name, GPU memory GiB, GPU GB/s, link GB/s, host GB/s, host memory GiB, Tflop/s, approximate fields
+_FIGURES = (
+    ("3090", 24, 936, 25.0, 57.0, 256, 71, "host_bw host_memory gpu_flops"),
+    ("4090", 24, 1008, 25.0, 65.0, 256, 165, "host_bw host_memory gpu_flops"),
+    ("5090-server", 32, 1792, 52.7, 77.3, 512, 210, "host_memory gpu_flops"),
+    ("5090-desktop", 32, 1792, 53.0, 53.8, 192, 210, "link_bw host_memory gpu_flops"),
+    ("4060-laptop", 8, 264, 11.9, 47.5, 64, 60, "gpu_bw link_bw host_memory gpu_flops"),
+    ("pro-6000", 96, 1792, 53.0, 178.0, 512, 250, "link_bw gpu_flops"),
+)
+
+PRESETS: dict[str, Machine] = {
+    name: Machine(
         name=name,
         host_bw=host * GB,
         link_bw=link * GB,
@@ -55,58 +65,7 @@ def _preset(name: str, *, vram: int, gpu: float, link: float, host: float, ram: 
         host_memory=ram * GIB,
         approximate=tuple(approx.split()),
     )
-
-
-PRESETS: dict[str, Machine] = {
-    m.name: m
-    for m in (
-        _preset(
-            "3090", vram=24, gpu=936, link=25, host=57, ram=256, tf=71, approx="host_bw host_memory gpu_flops"
-        ),
-        _preset(
-            "4090",
-            vram=24,
-            gpu=1008,
-            link=25,
-            host=65,
-            ram=256,
-            tf=165,
-            approx="host_bw host_memory gpu_flops",
-        ),
-        _preset(
-            "5090-server",
-            vram=32,
-            gpu=1792,
-            link=52.7,
-            host=77.3,
-            ram=512,
-            tf=210,
-            approx="host_memory gpu_flops",
-        ),
-        _preset(
-            "5090-desktop",
-            vram=32,
-            gpu=1792,
-            link=53,
-            host=53.8,
-            ram=192,
-            tf=210,
-            approx="link_bw host_memory gpu_flops",
-        ),
-        _preset(
-            "4060-laptop",
-            vram=8,
-            gpu=264,
-            link=11.9,
-            host=47.5,
-            ram=64,
-            tf=60,
-            approx="gpu_bw link_bw host_memory gpu_flops",
-        ),
-        _preset(
-            "pro-6000", vram=96, gpu=1792, link=53, host=178, ram=512, tf=250, approx="link_bw gpu_flops"
-        ),
-    )
+    for name, vram, gpu, link, host, ram, tf, approx in _FIGURES
 }
 
 
