@@ -86,7 +86,9 @@ def _foreign() -> Iterator[Check]:
     """Another project owns the name on the public index; both can't live in one environment."""
     found = foreign_copies([Path(p) for p in sys.path if p], module_folder())
     for fact in found:
-        yield Check("foreign copy", "bad", fact, f"Remove it (pip uninstall freetoken), then {FROM_CHECKOUT}.")
+        yield Check(
+            "foreign copy", "bad", fact, f"Remove it (pip uninstall freetoken), then {FROM_CHECKOUT}."
+        )
     command = shutil.which("ft")
     if command and not _starts_us(Path(command)):
         yield Check(
@@ -122,9 +124,6 @@ def _starts_us(command: Path) -> bool:
 
 def _python() -> Iterator[Check]:
     version = ".".join(str(n) for n in sys.version_info[:3])
-    if sys.version_info < (3, 10):
-        yield Check("python", "bad", version, "FreeToken needs Python 3.10 or newer.")
-        return
     yield Check("python", "good", f"{version} on {_host.system()}")
 
 
@@ -198,7 +197,9 @@ def _model(options: Options) -> Iterator[Check]:
     folder = Path(options.model) if options.model else module_folder() / "data" / "demo-model"
     name = str(folder) if options.model else "the embedded demo model"
     if not (folder / "config.json").exists():
-        hint = "Name a checkpoint folder that holds config.json." if options.model else f"Run {FROM_CHECKOUT}."
+        hint = (
+            "Name a checkpoint folder that holds config.json." if options.model else f"Run {FROM_CHECKOUT}."
+        )
         yield Check("model", "bad", f"{name}: there is no config.json in {folder}", hint)
         return
     shards = sorted(folder.glob("*.safetensors"))

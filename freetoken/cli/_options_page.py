@@ -21,13 +21,13 @@ Every option is a flag of `ft serve`, `ft chat` and `ft generate`, an environmen
     [default]
     moe_backend = "hybrid"
 
-The file is `~/.freetoken/config.toml` (`FREETOKEN_HOME` moves the folder, `--config FILE` names another file).
-`ft config` shows what is in effect and where it came from; `ft config set NAME VALUE` edits the file. An unknown
-name is an error that tells the nearest one, everywhere.
+The file is `~/.freetoken/config.toml`; `FREETOKEN_HOME` moves the folder, `--config FILE` names another file.
+`ft config` shows what is in effect and where it came from; `ft config set NAME VALUE` edits the file.
+An unknown name is an error that tells the nearest one, everywhere.
 
-Sizes are written like `8GiB` or `512MiB` (powers of 1024), shares as 0 to 1, switches as `true` or `false`; a switch
-on the command line takes no value, and `--no-NAME` turns it off. *auto* means that the planner decides and says why
-(see [plan.md](plan.md)).
+Sizes are written like `8GiB` or `512MiB` (powers of 1024), shares as 0 to 1, switches as `true` or
+`false`; a switch on the command line takes no value, and `--no-NAME` turns it off. *auto* means that the
+planner decides and says why (see [plan.md](plan.md)).
 
 This page is written by `ft config page > docs/options.md`.
 """

@@ -70,7 +70,9 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     options = body.get(TABLE, {})
     if not isinstance(options, Mapping):
         raise ConfigError(
-            f"{where}: {TABLE} must be a table.", code="config_syntax", hint=f"Write [{TABLE}] on its own line."
+            f"{where}: {TABLE} must be a table.",
+            code="config_syntax",
+            hint=f"Write [{TABLE}] on its own line.",
         )
     return {name: parse_value(name, value, where) for name, value in options.items()}
 
