@@ -2,7 +2,8 @@
 
     0 <= num_computed <= len(token_ids)        prompt, then what was generated
 A request in flight may be one step ahead of what the host knows: `num_pending` (0 or 1) counts the
-sampled token that the device holds and the host has not read yet.
+sampled token that the device holds and the host has not read yet. `think_spent` counts the tokens of
+the open thinking block (-1: none is open); `doomed` was aborted inside a job and leaves with it.
 Messages that cross the thread border (`Submit`, `Abort`, `Output`) are plain structs.
 """
 
@@ -64,12 +65,7 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """True when the next draw depends on the tokens drawn so far."""
-        return (
-            self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.repetition_penalty != 1.0
-            or self.think is not None
-        )
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True)
@@ -125,13 +121,18 @@ class Request:
     state_id: int = -1
     row: int = -1
     preemptions: int = 0
+    think_spent: int = -1
+    doomed: bool = False
     finish: FinishReason | None = None
+    error: BaseException | None = None
 
     def __post_init__(self) -> None:
         prompt = self.submit.prompt_ids
         self.num_tokens = len(prompt)
         self.token_ids = np.empty(len(prompt) + 64, np.int32)
         self.token_ids[: len(prompt)] = prompt
+        think = self.submit.params.think
+        self.think_spent = 0 if think is not None and think.starts_open else -1
 
     @property
     def id(self) -> str:

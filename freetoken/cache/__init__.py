@@ -1,0 +1,1 @@
+"""Which computed tokens can be used again, and who owns which page. Ids only; torch-free."""

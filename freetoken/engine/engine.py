@@ -1,0 +1,379 @@
+"""The engine: one thread, an inbox, and a step that never waits for more than one thing.
+
+    step:  read inbox -> schedule -> launch forward n+1 -> collect step n -> sample n+1 -> hand out
+Owns the scheduler, the runner and live memory. Everything else talks to it through messages;
+outputs leave once a step through `sink`. A request is at most one step behind (`run_ahead`); what
+ended meanwhile is dropped before sampling. A failed step fails its requests, never the engine's thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from freetoken.core.batch import Segment
+from freetoken.core.errors import BusyError, ContextLengthError, DeviceError, FreeTokenError
+from freetoken.core.interfaces import Device
+from freetoken.core.log import logger
+from freetoken.core.request import Abort, FinishReason, Output, Request, Submit, TokenLogprob
+from freetoken.engine.drawing import finish_reason, next_draw, note_token
+from freetoken.engine.memory import Memory
+from freetoken.engine.plan import Plan
+from freetoken.engine.prefill import BufferMaker, PrefillJob
+from freetoken.engine.runner import Launched, Runner
+from freetoken.engine.sampler import Sampled
+from freetoken.engine.scheduler import NeedsSync, Schedule, Scheduler, Work
+from freetoken.engine.stats import EngineStats
+
+log = logger("engine")
+SWITCH_INTERVAL_S = 1e-4
+"""A busy HTTP thread otherwise holds the interpreter 5 ms at a time (measured: 53 ms a step)."""
+MAX_FAILED_STEPS = 3
+
+Sink = Callable[[list[Output]], None]
+
+
+@dataclass(frozen=True)
+class _Resize:
+    total_bytes: int
+    result: Future[None]
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    requests: tuple[Request, ...]
+    sampled: Sampled
+    started_s: float
+
+
+class Engine:
+    """Runs requests to their end. `submit`, `abort`, `resize` are safe from any thread."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheduler: Scheduler,
+        runner: Runner,
+        memory: Memory,
+        device: Device,
+        buffers: BufferMaker,
+        eos_ids: tuple[int, ...],
+    ) -> None:
+        self.plan, self.scheduler, self.runner = plan, scheduler, runner
+        self.memory, self.device, self.eos_ids = memory, device, eos_ids
+        self.stats = EngineStats()
+        self.error: FreeTokenError | None = None
+        self._buffers = buffers
+        self._sink: Sink = lambda outputs: None
+        self._inbox: queue.SimpleQueue[Submit | Abort | _Resize | None] = queue.SimpleQueue()
+        self._outputs: list[Output] = []
+        self._flight: _InFlight | None = None
+        self._job: PrefillJob | None = None
+        self._job_works: tuple[Work, ...] = ()
+        self._pending_resize: _Resize | None = None
+        self._collected_s = 0.0
+        self._failed_steps = 0
+        self._arrivals = 0
+        self._stop = False
+        self._thread: threading.Thread | None = None
+
+    # --- from any thread ---
+
+    def start(self, sink: Sink) -> None:
+        """Run the loop in a thread of its own; `sink` gets each step's outputs there."""
+        self._sink = sink
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._loop, name="freetoken-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, submit: Submit) -> None:
+        self._inbox.put(submit)
+
+    def abort(self, request_id: str) -> None:
+        self._inbox.put(Abort(request_id))
+
+    def resize(self, total_bytes: int) -> Future[None]:
+        """Ask for another device memory budget; the future holds the outcome."""
+        message = _Resize(total_bytes, Future())
+        self._inbox.put(message)
+        return message.result
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop after the current step; what still runs ends with an abort. Idempotent."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            self._thread = None
+        self.device.close()
+
+    # --- the loop ---
+
+    @property
+    def idle(self) -> bool:
+        s = self.scheduler
+        return not (s.running or s.waiting or self._flight or self._job or self._pending_resize)
+
+    def _loop(self) -> None:
+        while not self._stop:
+            self.read_inbox(block=self.idle)
+            if not self._stop and not self.idle:
+                self.step()
+            self._hand_out()
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            self._outputs.append(Output(request.id, finish=FinishReason.ABORT))
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._sink(outputs)
+
+    def read_inbox(self, *, block: bool = False) -> None:
+        """Take all messages that wait; with `block`, wait for the first."""
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return
+            block = False
+            if message is None:
+                self._stop = True
+            elif isinstance(message, Submit):
+                self._accept(message)
+            elif isinstance(message, Abort):
+                self._abort(message.request_id)
+            else:
+                self._pending_resize = message
+
+    def _accept(self, submit: Submit) -> None:
+        request = Request(submit, arrival_s=self._arrivals)
+        self._arrivals += 1
+        self.stats.requests += 1
+        error: FreeTokenError | None = self.error
+        if error is None and not request.num_prompt:
+            error = FreeTokenError("The prompt is empty.", code="empty_prompt")
+        if error is None and request.num_prompt >= self.plan.max_model_len:
+            error = ContextLengthError(request.num_prompt, self.plan.max_model_len)
+        if error is not None:
+            self._fail(request, error)
+            return
+        self.stats.prompt_tokens += request.num_prompt
+        self.scheduler.add(request)
+
+    def _abort(self, request_id: str) -> None:
+        """End a request at whatever phase it is in; late aborts find nothing."""
+        request = self.scheduler.find(request_id)
+        if request is None or request.finish is not None or request.doomed:
+            return
+        self.stats.aborted += 1
+        if request.id in self.scheduler.in_job:
+            if all(w.request is request or w.request.finish is not None for w in self._job_works):
+                self._end_job(committed=False)
+            else:
+                request.doomed = True
+        if not request.doomed:
+            self.scheduler.release(request, FinishReason.ABORT)
+        self._outputs.append(Output(request.id, finish=FinishReason.ABORT))
+
+    # --- one step ---
+
+    def step(self) -> None:
+        """Advance everything by one step; a failure fails what was running, and only that."""
+        try:
+            self._step()
+            self._failed_steps = 0
+        except Exception as e:  # the boundary: nothing may kill the thread
+            self._fail_all(e)
+
+    def _step(self) -> None:
+        started = self.device.clock.now()
+        if self._pending_resize is not None and self._job is None:
+            self._resize_now()
+        schedule = self._schedule()
+        if schedule.job:
+            self._start_job(schedule.job)
+        self._advance_job(interpose=bool(schedule.batch))
+        launched = None
+        if schedule.batch:
+            launched = self.runner.launch([self._segment(w) for w in schedule.batch])
+        self._collect()
+        if launched is not None:
+            self._sample(schedule.batch, launched, started)
+        if self._job is not None and self._job.done:
+            self._finish_job(started)
+        if not self.plan.run_ahead:
+            self._collect()
+
+    def _schedule(self) -> Schedule:
+        busy = self._job is not None
+        try:
+            schedule = self.scheduler.schedule(in_flight=self._flight is not None, job_active=busy)
+        except NeedsSync:
+            self._collect()
+            schedule = self.scheduler.schedule(in_flight=False, job_active=busy)
+        self.stats.preemptions = self.scheduler.num_preemptions
+        for request in self.scheduler.refused:
+            assert isinstance(request.error, FreeTokenError)
+            self._fail(request, request.error)
+        self.scheduler.refused.clear()
+        return schedule
+
+    def _segment(self, work: Work) -> Segment:
+        r = work.request
+        ids = r.token_ids[work.start : work.start + work.num_tokens]
+        if work.start + work.num_tokens > r.num_tokens:
+            ids = np.full(1, -1, np.int32)
+        anchors = tuple(a for a in r.submit.anchor_positions if work.start < a < work.start + work.num_tokens)
+        return Segment(
+            ids, work.start, tuple(r.page_ids), max(r.state_id, 0), r.row, work.wants_logits, anchors
+        )
+
+    def _sample(self, works: Sequence[Work], launched: Launched, started: float) -> None:
+        wanted = [w.request for w in works if w.wants_logits]
+        alive = [i for i, r in enumerate(wanted) if r.finish is None and self.scheduler.wants_token(r)]
+        if not alive:
+            return
+        requests = tuple(wanted[i] for i in alive)
+        sampled = self.runner.sample(launched.logits, alive, [next_draw(r, self.eos_ids) for r in requests])
+        self._put_in_flight(requests, sampled, started)
+
+    def _put_in_flight(self, requests: tuple[Request, ...], sampled: Sampled, started: float) -> None:
+        if self._flight is not None:
+            self._collect()
+        for request in requests:
+            request.num_pending = 1
+        self._flight = _InFlight(requests, sampled, started)
+
+    def _collect(self) -> None:
+        """Read the step in flight and tell each request its token."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        tokens = self.runner.collect(flight.sampled)
+        count = 0
+        for request, token in zip(flight.requests, tokens, strict=True):
+            request.num_pending = 0
+            if request.finish is not None:
+                continue
+            if token.is_bad:
+                self._fail(request, _not_a_number())
+                continue
+            count += 1
+            self._deliver(request, token.token_id, token.logprob)
+        now = self.device.clock.now()
+        seconds = now - max(flight.started_s, self._collected_s)
+        self._collected_s = now
+        self.stats.note_step(seconds, count)
+        self.runner.experts.end_step(seconds)
+
+    def _deliver(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
+        note_token(request, token_id)
+        reason = finish_reason(request, token_id, self.eos_ids, self.plan.max_model_len)
+        self._outputs.append(
+            Output(
+                request.id,
+                (token_id,),
+                (logprob,) if logprob is not None else (),
+                finish=reason,
+                cached_tokens=request.num_cached,
+                prompt_tokens=request.num_prompt,
+            )
+        )
+        if reason is not None:
+            self.stats.finished += 1
+            self.scheduler.release(request, reason)
+
+    # --- layer-major prefill ---
+
+    def _start_job(self, works: tuple[Work, ...]) -> None:
+        self.stats.jobs += 1
+        self._job_works = works
+        segments = [self._segment(w) for w in works]
+        self._job = PrefillJob(
+            self.runner.model, self.runner.experts, segments, self.plan.chunk_tokens, self._buffers
+        )
+
+    def _advance_job(self, *, interpose: bool) -> None:
+        """Run units until the job is complete or a running stream's next token is due."""
+        if self._job is None:
+            return
+        start = self.device.clock.now()
+        while self._job.advance():
+            if interpose and self.device.clock.now() - start >= self.plan.prefill_gap_s:
+                return
+            if not interpose and not self._inbox.empty():
+                return
+
+    def _finish_job(self, started: float) -> None:
+        assert self._job is not None and self._job.logits is not None
+        logits, works = self._job.logits, self._job_works
+        self._end_job(committed=True)
+        wanted = [w.request for w in works if w.wants_logits]
+        alive = [i for i, r in enumerate(wanted) if r.finish is None]
+        if alive:
+            requests = tuple(wanted[i] for i in alive)
+            draws = [next_draw(r, self.eos_ids) for r in requests]
+            self._put_in_flight(requests, self.runner.sample(logits, alive, draws), started)
+
+    def _end_job(self, *, committed: bool) -> None:
+        """Commit or drop the macro-chunk; its doomed members leave now."""
+        if self._job is None:
+            return
+        self._job.close()
+        self._job = None
+        self.scheduler.job_ended(committed=committed)
+        for work in self._job_works:
+            if work.request.doomed:
+                self.scheduler.release(work.request, FinishReason.ABORT)
+        self._job_works = ()
+
+    # --- trouble ---
+
+    def _resize_now(self) -> None:
+        message, self._pending_resize = self._pending_resize, None
+        assert message is not None
+        self._collect()
+        try:
+            self.memory.resize_budget(self.scheduler, message.total_bytes)
+            self.stats.resizes += 1
+            message.result.set_result(None)
+        except FreeTokenError as e:
+            message.result.set_exception(e)
+
+    def _fail(self, request: Request, error: FreeTokenError) -> None:
+        self.stats.failed += 1
+        self.scheduler.release(request, FinishReason.ERROR)
+        self._outputs.append(Output(request.id, finish=FinishReason.ERROR, error=error))
+
+    def _fail_all(self, error: Exception) -> None:
+        """A step broke: its requests fail with a typed error, waiting ones go on unless it repeats."""
+        log.error("step failed: %s", error, exc_info=log.isEnabledFor(10))
+        wrapped = error if isinstance(error, FreeTokenError) else DeviceError(f"The step failed: {error}.")
+        self._flight = None
+        self._end_job(committed=False)
+        for request in list(self.scheduler.running):
+            request.num_pending = 0
+            self._fail(request, wrapped)
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            self.error = BusyError(
+                f"The engine has failed: {wrapped.message}",
+                code="engine_failed",
+                hint="Restart the server; ft doctor --bundle collects what a report needs.",
+            )
+            for request in list(self.scheduler.waiting):
+                self._fail(request, self.error)
+
+
+def _not_a_number() -> DeviceError:
+    return DeviceError(
+        "The model's output is not a number.",
+        code="nan_logits",
+        hint="Run ft verify; the checkpoint or a kernel is at fault.",
+    )

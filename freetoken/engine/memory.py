@@ -1,0 +1,91 @@
+"""Live memory: KV pages, states and expert slots traded while requests run.
+
+Owns the pools and moves their boundaries at safe points. Order of a change: validate, shrink what
+shrinks (move live tails, rename, unmap), then grow what grows; a failure puts the old sizes back.
+"""
+
+from __future__ import annotations
+
+from freetoken.core.errors import CapacityError
+from freetoken.core.interfaces import Device, ExpertBackend, Pool
+from freetoken.core.units import format_bytes
+from freetoken.engine.budget import Sizes, divide
+from freetoken.engine.plan import Plan, resize_demand
+from freetoken.engine.scheduler import Scheduler
+
+
+class Memory:
+    """The pools of one engine. `kv` and `state` are the scheduler's; slots belong to the backend."""
+
+    def __init__(
+        self, plan: Plan, sizes: Sizes, device: Device, kv: Pool, state: Pool | None, experts: ExpertBackend
+    ) -> None:
+        self.plan = plan
+        self.budget_bytes = plan.memory.total_bytes
+        self.num_slots = plan.memory.num_slots
+        self._sizes, self._device, self._experts = sizes, device, experts
+        self._kv, self._state = kv, state
+
+    def resize_budget(self, scheduler: Scheduler, total_bytes: int) -> None:
+        """Serve on with `total_bytes` of device memory, more or less than before.
+
+        CapacityError, with nothing changed, when what runs does not fit.
+        """
+        if not self._device.owns_memory:
+            raise CapacityError(
+                f"{self._device.name} has no memory of its own to resize.",
+                code="nothing_to_resize",
+                hint="Only a GPU (or --device sim) has expert slots.",
+            )
+        demand = resize_demand(self.plan, self._sizes, scheduler.pages.num_used + 1)
+        division = divide(total_bytes, self._sizes, demand)
+        self._apply(scheduler, division.num_pages, division.num_slots)
+        self.budget_bytes = total_bytes
+
+    def grow_pages(self, scheduler: Scheduler, count: int) -> bool:
+        """Take memory of the least valuable slots for at least `count` more pages; False if it can't."""
+        if not self._device.owns_memory or self.plan.backend not in ("offload", "hybrid"):
+            return False
+        pages = min(self._kv.max_units, self._kv.num_units + max(count, self._kv.num_units // 8))
+        if pages - self._kv.num_units < count:
+            return False
+        slots = self.num_slots - -(
+            -(pages - self._kv.num_units) * self._sizes.page_bytes // self._sizes.record_bytes
+        )
+        if slots < 2:
+            return False
+        try:
+            self._apply(scheduler, pages, slots)
+        except CapacityError:
+            return False
+        return True
+
+    def _apply(self, scheduler: Scheduler, num_pages: int, num_slots: int) -> None:
+        old_pages, old_slots = self._kv.num_units, self.num_slots
+        try:
+            if num_slots < old_slots:
+                self._set_slots(num_slots)
+            self._set_pages(scheduler, num_pages)
+            if num_slots > old_slots:
+                self._set_slots(num_slots)
+        except CapacityError as e:
+            if self._kv.num_units != old_pages:
+                self._set_pages(scheduler, old_pages)
+            if self.num_slots != old_slots:
+                self._set_slots(old_slots)
+            e.hint = e.hint or f"Still serving with {format_bytes(self.budget_bytes)}."
+            raise
+
+    def _set_slots(self, num_slots: int) -> None:
+        self._experts.resize(num_slots)
+        self.num_slots = num_slots
+
+    def _set_pages(self, scheduler: Scheduler, num_pages: int) -> None:
+        if num_pages == self._kv.num_units:
+            return
+        src, dst = scheduler.pages.plan_shrink(num_pages)
+        if src:
+            self._kv.relocate(src, dst)
+        self._device.synchronize()
+        self._kv.resize(num_pages)
+        scheduler.moved(scheduler.pages.resize(num_pages, src, dst), {})

@@ -1,0 +1,266 @@
+"""Options -> Plan: every decision about memory and placement, taken once, with its reason.
+
+Pure: takes wishes and measured facts, returns a frozen Plan. Nobody writes to a Plan; a live resize
+makes a new one. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freetoken.core.errors import CapacityError, ConfigError
+from freetoken.core.machine import Machine
+from freetoken.core.options import Options
+from freetoken.core.units import format_bytes
+from freetoken.engine.budget import Demand, Division, Sizes, divide, pages_for
+
+KV_FLOOR_TOKENS = 8192
+FUSED_KV_TOKENS = 32768
+HOST_KV_SHARE = 0.25
+LRU_MIN_CYCLES = 1.5
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found: the model's sizes, the device's and the host's memory.
+
+    owns_memory   the device has memory of its own behind a link
+    free_bytes    device memory that may be used (host memory where owns_memory is False)
+    """
+
+    model_name: str
+    sizes: Sizes
+    experts_per_token: int
+    expert_flops: float
+    max_position: int
+    device: str
+    owns_memory: bool
+    free_bytes: int
+    host_free_bytes: int
+    machine: Machine
+    has_states: bool
+    run_ahead: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The frozen outcome. Token limits in tokens, pool sizes in units including each dummy."""
+
+    model_name: str
+    device: str
+    backend: str
+    policy: str
+    memory: Division
+    max_pages: int
+    max_slots: int
+    page_size: int
+    max_model_len: int
+    max_running: int
+    chunk_tokens: int
+    macro_tokens: int
+    max_output_tokens: int
+    prefill_gap_s: float
+    run_ahead: bool
+    exact: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def kv_tokens(self) -> int:
+        return (self.memory.num_pages - 1) * self.page_size
+
+    def lines(self) -> list[str]:
+        """The plan for people: decisions first, then where the memory goes."""
+        pool = (
+            f", {self.memory.num_slots - 1} expert slots ({self.policy})" if self.memory.num_slots > 1 else ""
+        )
+        head = (
+            f"{self.backend} on {self.device}: {self.kv_tokens} KV tokens, {self.max_running} requests{pool}"
+        )
+        return [head, *self.reasons, f"memory: {self.memory}"]
+
+
+def make_plan(options: Options, facts: Facts) -> Plan:
+    """Decide everything. ConfigError for contradictions, CapacityError with the sum if it can't fit."""
+    reasons: list[str] = []
+    page_size = facts.sizes.page_size
+    limit = _context_limit(options, facts, reasons)
+    _check_slots(options, facts)
+    running = options.max_running_requests or 32
+    if running < 1:
+        raise ConfigError("max_running_requests must be at least 1.", code="invalid_option")
+    chunk = options.max_prefill_length or (2048 if facts.owns_memory else 512)
+    backend = _backend(options, facts, running, limit, reasons)
+    states = running + 1 if facts.has_states else 1
+    if facts.owns_memory:
+        demand = _device_demand(options, facts, backend, states, limit)
+        memory = divide(facts.free_bytes, facts.sizes, demand)
+    else:
+        demand = _host_demand(options, facts, states, limit, running, reasons)
+        memory = divide(max(facts.free_bytes, 0), _without_slots(facts.sizes), demand)
+    if facts.owns_memory and (memory.num_pages - 1) * page_size < limit:
+        reasons.append(
+            f"context {limit}: KV grows out of expert slots beyond {(memory.num_pages - 1) * page_size}"
+        )
+    return Plan(
+        model_name=options.served_model_name or facts.model_name,
+        device=facts.device,
+        backend=backend,
+        policy=_policy(options, facts, memory, backend, reasons),
+        memory=memory,
+        max_pages=max(memory.num_pages, pages_for(limit, page_size)),
+        max_slots=facts.sizes.num_experts + 1 if memory.num_slots > 1 else 1,
+        page_size=page_size,
+        max_model_len=limit,
+        max_running=running,
+        chunk_tokens=chunk,
+        macro_tokens=max(chunk, 8192),
+        max_output_tokens=options.max_output_tokens or limit,
+        prefill_gap_s=(options.prefill_gap_ms if options.prefill_gap_ms is not None else 50.0) / 1000,
+        run_ahead=facts.run_ahead if options.run_ahead is None else options.run_ahead,
+        exact=options.exact,
+        reasons=tuple(reasons),
+    )
+
+
+def _check_slots(options: Options, facts: Facts) -> None:
+    wanted, experts = options.moe_cache_size or 0, facts.sizes.num_experts
+    if wanted > experts:
+        raise CapacityError(
+            f"{wanted} expert slots wanted, the model has {experts} experts.",
+            code="too_many_slots",
+            hint=f"Use --moe-cache-size {experts} or less.",
+        )
+
+
+def _context_limit(options: Options, facts: Facts, reasons: list[str]) -> int:
+    limit = options.max_model_len or facts.max_position
+    if limit > facts.max_position:
+        raise ConfigError(
+            f"max_model_len {limit} is beyond the model's {facts.max_position} positions.",
+            code="invalid_option",
+            hint=f"Use --max-model-len {facts.max_position} or less.",
+        )
+    if options.num_tokens is not None and options.num_tokens < limit:
+        reasons.append(f"context {options.num_tokens}: --num-tokens holds no more")
+        limit = options.num_tokens
+    return limit
+
+
+def _backend(options: Options, facts: Facts, running: int, limit: int, reasons: list[str]) -> str:
+    wish = options.moe_backend
+    if not facts.owns_memory:
+        if wish in ("offload", "hybrid"):
+            raise ConfigError(
+                f"--moe-backend {wish} needs a device with its own memory; {facts.device} shares the host's.",
+                code="backend_needs_gpu",
+                hint="Use --moe-backend cpu or fused, or try it with --device sim.",
+            )
+        if wish == "auto":
+            reasons.append("backend cpu: no GPU, all experts are computed where they lie")
+            return "cpu"
+        return wish
+    if wish != "auto":
+        return wish
+    sizes = facts.sizes
+    pool = sizes.num_experts * sizes.record_bytes
+    states = (running + 1 if facts.has_states else 1) * sizes.state_bytes
+    kv = pages_for(min(limit, FUSED_KV_TOKENS), sizes.page_size) * sizes.page_bytes
+    if pool + sizes.dense_bytes + sizes.activation_bytes + states + kv <= facts.free_bytes:
+        reasons.append(f"backend fused: all experts ({format_bytes(pool)}) fit beside 32k tokens of KV")
+        return "fused"
+    return _split_backend(facts, pool, reasons)
+
+
+def _split_backend(facts: Facts, pool: int, reasons: list[str]) -> str:
+    """offload or hybrid, by the time of one layer's typical misses under the measured rates.
+
+    A layer misses a quarter of its routed experts; hybrid shares them between link and CPU at the
+    rates that both reach together and pays the CPU round trip.
+    """
+    m = facts.machine
+    top_k_bytes = facts.sizes.record_bytes * 2.0
+    offload = m.fill_fixed_s + top_k_bytes / m.link_bw
+    together = m.link_bw + max(m.host_bw - m.link_bw, 0.25 * m.host_bw)
+    hybrid = max(m.fill_fixed_s, m.cpu_fixed_s) + top_k_bytes / together
+    better = "hybrid" if hybrid < 0.97 * offload else "offload"
+    reasons.append(
+        f"backend {better}: pool {format_bytes(pool)} exceeds GPU memory; two misses take "
+        f"{offload * 1e6:.0f} us over the link, {hybrid * 1e6:.0f} us shared with the CPU"
+    )
+    return better
+
+
+def _device_demand(options: Options, facts: Facts, backend: str, states: int, limit: int) -> Demand:
+    sizes = facts.sizes
+    floor = options.num_tokens or min(options.kv_reserve_tokens or KV_FLOOR_TOKENS, limit)
+    total = sizes.num_experts + 1
+    slots: int | None = None
+    if backend == "fused":
+        slots = total
+    elif backend == "cpu":
+        slots = 1
+    elif options.moe_cache_size is not None:
+        slots = options.moe_cache_size + 1
+    elif options.moe_cache_rate is not None:
+        slots = max(round(sizes.num_experts * options.moe_cache_rate), 1) + 1
+    return Demand(
+        num_states=states,
+        min_pages=pages_for(floor, sizes.page_size),
+        max_pages=pages_for(options.num_tokens or limit, sizes.page_size),
+        num_slots=slots,
+        min_slots=min(total, 2),
+    )
+
+
+def _host_demand(
+    options: Options, facts: Facts, states: int, limit: int, running: int, reasons: list[str]
+) -> Demand:
+    """On shared memory KV takes a share of what is free; nothing competes with it but the page cache."""
+    sizes = facts.sizes
+    if options.num_tokens is not None:
+        pages = pages_for(options.num_tokens, sizes.page_size)
+        return Demand(states, pages, pages, num_slots=0, min_slots=0)
+    wanted = pages_for(limit * max(2, min(running, 4)), sizes.page_size)
+    most = int(max(facts.host_free_bytes, 0) * HOST_KV_SHARE) // max(sizes.page_bytes, 1)
+    pages = min(wanted, max(most, pages_for(1, sizes.page_size)))
+    reasons.append(f"KV {(pages - 1) * sizes.page_size} tokens: at most a quarter of free host memory")
+    return Demand(states, min(pages, pages_for(limit, sizes.page_size)), pages, num_slots=0, min_slots=0)
+
+
+def _without_slots(sizes: Sizes) -> Sizes:
+    """The bank is host memory already; nothing is copied into slots."""
+    return Sizes(
+        dense_bytes=0,
+        page_bytes=sizes.page_bytes,
+        page_size=sizes.page_size,
+        state_bytes=sizes.state_bytes,
+        record_bytes=0,
+        num_experts=0,
+        activation_bytes=sizes.activation_bytes,
+    )
+
+
+def _policy(options: Options, facts: Facts, memory: Division, backend: str, reasons: list[str]) -> str:
+    if backend not in ("offload", "hybrid"):
+        return options.moe_policy or "lru"
+    cycles = (memory.num_slots - 1) / max(facts.experts_per_token, 1)
+    if options.moe_policy:
+        return options.moe_policy
+    if cycles < LRU_MIN_CYCLES:
+        reasons.append(
+            f"policy decayed: {cycles:.1f} token cycles of slots, where plain LRU misses everything"
+        )
+    return "decayed"
+
+
+def resize_demand(plan: Plan, sizes: Sizes, live_pages: int) -> Demand:
+    """What a live resize must keep: the pages in use, the states, and slots as the backend needs them."""
+    floor = min(pages_for(KV_FLOOR_TOKENS, sizes.page_size), plan.memory.num_pages)
+    fixed = plan.backend in ("fused", "cpu")
+    return Demand(
+        num_states=plan.memory.num_states,
+        min_pages=max(live_pages, floor),
+        max_pages=plan.max_pages,
+        num_slots=plan.memory.num_slots if fixed else None,
+        min_slots=2,
+    )

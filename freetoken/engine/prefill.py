@@ -1,0 +1,138 @@
+"""PrefillJob: one macro-chunk through the model, layer by layer instead of chunk by chunk.
+
+Each layer sees all sub-chunks before the next begins, so the expert pool crosses the link at most
+once per macro-chunk. `advance` runs one unit, a (layer, sub-chunk) or a group of experts; between
+units the engine may interpose decode steps. The commit unit is the macro-chunk: nobody counts its
+tokens as computed before `logits` exists, and a dropped job leaves no trace but overwritten pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import BatchBuffers, Segment
+from freetoken.core.interfaces import ExpertBackend, Model, Routing
+
+
+def split_segments(segments: Sequence[Segment], chunk_tokens: int) -> list[list[Segment]]:
+    """Cut a macro-chunk into sub-chunks of at most `chunk_tokens` rows, in order of position."""
+    chunks: list[list[Segment]] = []
+    room = 0
+    for segment in segments:
+        done = 0
+        while done < len(segment.token_ids):
+            if room == 0:
+                chunks.append([])
+                room = chunk_tokens
+            n = min(room, len(segment.token_ids) - done)
+            last = done + n == len(segment.token_ids)
+            chunks[-1].append(
+                Segment(
+                    segment.token_ids[done : done + n],
+                    segment.start + done,
+                    segment.page_ids,
+                    segment.state_id,
+                    segment.row,
+                    segment.wants_logits and last,
+                    segment.anchors,
+                )
+            )
+            done += n
+            room -= n
+    return chunks
+
+
+class BufferMaker:
+    """Makes the int buffers of a job's sub-chunks: a job keeps all of its batches at once."""
+
+    def __init__(self, max_pages: int, page_size: int, device: torch.device, last_tokens: Tensor) -> None:
+        self._args = (max_pages, page_size, device, last_tokens)
+
+    def __call__(self, segments: Sequence[Segment]) -> BatchBuffers:
+        max_pages, page_size, device, last_tokens = self._args
+        rows = sum(len(s.token_ids) for s in segments)
+        pages = min(max_pages, max(len(s.page_ids) for s in segments))
+        return BatchBuffers(rows, len(segments), pages, page_size, device, last_tokens)
+
+
+class PrefillJob:
+    """A layer cursor over a macro-chunk. `logits` float32 [R, V] exists once `done`."""
+
+    def __init__(
+        self,
+        model: Model,
+        experts: ExpertBackend,
+        segments: Sequence[Segment],
+        chunk_tokens: int,
+        make_buffers: BufferMaker,
+    ) -> None:
+        self.segments = tuple(segments)
+        self.num_tokens = sum(len(s.token_ids) for s in segments)
+        self.logits: Tensor | None = None
+        self._model, self._experts = model, experts
+        self._batches = [make_buffers(chunk).fill(chunk) for chunk in split_segments(segments, chunk_tokens)]
+        self._units = self._run()
+        experts.begin_job(self.num_tokens)
+        self._open = True
+
+    @property
+    def done(self) -> bool:
+        return self.logits is not None
+
+    @torch.inference_mode()
+    def advance(self) -> bool:
+        """Run one unit. Returns False once the job is complete."""
+        try:
+            next(self._units)
+        except StopIteration:
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        """End or drop the job; idempotent."""
+        if self._open:
+            self._open = False
+            self._units.close()
+            self._experts.end_job()
+
+    def _run(self) -> Generator[None, None, None]:
+        hidden = [self._model.embed(batch) for batch in self._batches]
+        for layer, moe_layer in enumerate(self._model.config.moe_layer_of):
+            xs: list[Tensor] = []
+            routings: list[Routing] = []
+            for i, batch in enumerate(self._batches):
+                h = self._model.mix(layer, hidden[i], batch)
+                if moe_layer < 0:
+                    h = self._model.dense(layer, h)
+                else:
+                    x, routing = self._model.route(layer, h, batch)
+                    xs.append(x)
+                    routings.append(routing)
+                hidden[i] = h
+                yield
+            if moe_layer >= 0:
+                yield from self._experts_of(layer, moe_layer, hidden, xs, routings)
+        self.logits = self._logits(hidden)
+
+    def _experts_of(
+        self, layer: int, moe_layer: int, hidden: list[Tensor], xs: list[Tensor], routings: list[Routing]
+    ) -> Generator[None, None, None]:
+        whole = Routing(torch.cat([r.ids for r in routings]), torch.cat([r.weights for r in routings]))
+        routed = yield from self._experts.stream_layer(moe_layer, torch.cat(xs), whole)
+        start = 0
+        for i, x in enumerate(xs):
+            hidden[i] = self._model.combine(layer, hidden[i], x, routed[start : start + len(x)])
+            start += len(x)
+
+    def _logits(self, hidden: list[Tensor]) -> Tensor:
+        parts = [
+            self._model.head(h, batch.logit_rows)
+            for h, batch in zip(hidden, self._batches, strict=True)
+            if len(batch.logit_rows)
+        ]
+        vocab = self._model.config.vocab_size
+        return torch.cat(parts) if parts else torch.empty(0, vocab)

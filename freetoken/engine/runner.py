@@ -1,0 +1,73 @@
+"""Batch -> logits -> tokens, in two phases: `launch` enqueues, `collect` reads.
+
+Owns the model, the batch buffers and the sampler. Knows segments, not requests. Nothing between
+`launch` and `collect` waits for the device, so the host prepares step n+1 while n runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import Batch, BatchBuffers, Segment
+from freetoken.core.interfaces import Device, ExpertBackend, Model
+from freetoken.core.request import TokenLogprob
+from freetoken.engine.sampler import Draw, Sampled, Sampler
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A forward under way: logits float32 [R, V], one row for each segment that wants logits."""
+
+    batch: Batch
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Token:
+    """One drawn token on the host; `is_bad` means that its logits were not finite."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+    is_bad: bool
+
+
+class Runner:
+    def __init__(self, model: Model, experts: ExpertBackend, device: Device, sampler: Sampler) -> None:
+        self.model, self.experts, self.device, self.sampler = model, experts, device, sampler
+        self._buffers: dict[bool, BatchBuffers] = {}
+
+    def reserve(self, max_running: int, max_rows: int, max_pages: int, page_size: int) -> None:
+        """Allocate the fixed buffers: one set for decode, one for batches with prefill rows."""
+        for is_decode, rows in ((True, max_running), (False, max_rows + max_running)):
+            rows = max(rows, self.device.bucket(max_running))
+            self._buffers[is_decode] = BatchBuffers(
+                rows, max(rows if is_decode else max_running, 1), max_pages, page_size,
+                self.device.torch_device, self.sampler.last_tokens,
+            )  # fmt: skip
+
+    def fill(self, segments: Sequence[Segment]) -> Batch:
+        """Copy segments into the buffers of their phase; a batch lives until the next of its phase."""
+        is_decode = all(len(s.token_ids) == 1 for s in segments)
+        bucket = self.device.bucket(len(segments)) if is_decode else 0
+        return self._buffers[is_decode].fill(segments, bucket)
+
+    @torch.inference_mode()
+    def launch(self, segments: Sequence[Segment]) -> Launched:
+        batch = self.fill(segments)
+        return Launched(batch, self.model.forward(batch, self.experts))
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Sampled:
+        """Draw from the given logit rows only: what ended meanwhile is not sampled."""
+        if len(rows) != logits.shape[0]:
+            logits = logits[torch.tensor(rows, device=logits.device, dtype=torch.int64)]
+        return self.sampler.sample(logits, draws)
+
+    def collect(self, sampled: Sampled) -> list[Token]:
+        """Wait for a step's tokens. The one place where the engine waits for the device."""
+        ids, bad = sampled.ids.tolist(), sampled.bad.tolist()
+        return [Token(t, p, b) for t, p, b in zip(ids, sampled.logprobs, bad, strict=True)]

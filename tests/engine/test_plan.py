@@ -1,0 +1,95 @@
+"""The planner: sums never exceed the budget, wishes are honoured or refused with the arithmetic."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freetoken.core.errors import CapacityError, ConfigError
+from freetoken.core.machine import preset
+from freetoken.core.options import Options
+from freetoken.core.units import GIB, MIB
+from freetoken.engine.budget import Demand, Sizes, divide
+from freetoken.engine.plan import Facts, make_plan
+
+SIZES = Sizes(
+    dense_bytes=2 * GIB, page_bytes=MIB, page_size=16, state_bytes=8 * MIB,
+    record_bytes=6 * MIB, num_experts=10240, activation_bytes=512 * MIB,
+)  # fmt: skip
+
+
+def facts(device: str = "sim", free: int = 24 * GIB, machine: str = "4090", **kw) -> Facts:
+    base = dict(
+        model_name="m", sizes=SIZES, experts_per_token=320, expert_flops=6e6, max_position=65536,
+        device=device, owns_memory=device != "cpu", free_bytes=free, host_free_bytes=64 * GIB,
+        machine=preset(machine), has_states=True, run_ahead=True,
+    )  # fmt: skip
+    return Facts(**{**base, **kw})
+
+
+@given(
+    st.integers(0, 64 * GIB),
+    st.integers(1, 40),
+    st.integers(2, 5000),
+    st.one_of(st.none(), st.integers(2, 10241)),
+)
+def test_the_parts_never_exceed_the_total(total, states, pages, slots):
+    demand = Demand(states, pages, 10**6, slots, 2)
+    try:
+        division = divide(total, SIZES, demand)
+    except CapacityError as e:
+        assert "wanted" in e.message and "available" in e.message
+        return
+    assert division.used_bytes <= total
+    assert division.num_pages >= pages
+    assert slots is None or division.num_slots == slots
+
+
+def test_cpu_computes_experts_where_they_lie():
+    plan = make_plan(Options(), facts("cpu"))
+    assert plan.backend == "cpu" and plan.memory.num_slots == 0
+
+
+def test_a_pool_that_fits_is_fused_and_one_that_does_not_is_split():
+    assert make_plan(Options(), facts(free=90 * GIB)).backend == "fused"
+    assert make_plan(Options(), facts()).backend == "hybrid"
+
+
+def test_the_kv_reserve_is_a_floor_not_a_limit():
+    plan = make_plan(Options(), facts())
+    assert plan.kv_tokens >= 8192 and plan.max_model_len == 65536
+    assert any("KV grows" in r for r in plan.reasons)
+
+
+def test_explicit_slots_are_honoured_and_the_rest_goes_to_kv():
+    plan = make_plan(Options(moe_cache_size=1000), facts())
+    assert plan.memory.num_slots == 1001
+    assert plan.kv_tokens > 8192
+
+
+def test_more_slots_than_memory_shows_the_sum():
+    with pytest.raises(CapacityError) as e:
+        make_plan(Options(moe_cache_size=9000), facts())
+    assert "9001 expert slots 52.7 GiB" in e.value.message and "24.0 GiB available" in e.value.message
+
+
+def test_more_slots_than_experts_is_refused():
+    with pytest.raises(CapacityError) as e:
+        make_plan(Options(moe_cache_size=20000), facts(free=900 * GIB))
+    assert e.value.code == "too_many_slots"
+
+
+@pytest.mark.parametrize("backend", ["offload", "hybrid"])
+def test_slot_backends_need_a_device_with_memory(backend):
+    with pytest.raises(ConfigError) as e:
+        make_plan(Options(moe_backend=backend), facts("cpu"))
+    assert e.value.code == "backend_needs_gpu"
+
+
+def test_few_slots_never_get_plain_lru():
+    plan = make_plan(Options(moe_cache_size=300), facts())
+    assert plan.policy != "lru" and any("token cycles" in r for r in plan.reasons)
+
+
+def test_a_context_beyond_the_models_positions_is_refused():
+    with pytest.raises(ConfigError):
+        make_plan(Options(max_model_len=70000), facts())
