@@ -1,8 +1,7 @@
 """Policies that keep one integer per expert: the smaller the key, the colder the expert.
 
 Owns the key array of all experts, resident or not, and the choice of the coldest and the hottest by
-(key, expert id). Doesn't know what a key means. A key changes only when its expert is touched, so the
-order of untouched experts never changes: a kernel needs no ageing pass.
+(key, expert id). Doesn't know what a key means. Selection is a partition, not a sort: O(residents) a call.
 """
 
 from __future__ import annotations
@@ -15,6 +14,21 @@ from numpy.typing import NDArray
 from freetoken.core.interfaces import Policy
 
 Ids = NDArray[np.int64]
+
+
+def coldest(keys: Ids, ids: Ids, count: int, num_experts_total: int) -> list[int]:
+    """Return up to `count` of `ids` by rising (keys[i], ids[i])."""
+    count = min(count, ids.size)
+    if count <= 0:
+        return []
+    packed = keys * num_experts_total + ids
+    if count == 1:
+        return [int(ids[packed.argmin()])]
+    if count < ids.size:
+        chosen = np.argpartition(packed, count - 1)[:count]
+        ids, packed = ids[chosen], packed[chosen]
+    found: list[int] = ids[packed.argsort()].tolist()
+    return found
 
 
 class KeyedPolicy(Policy):
@@ -32,22 +46,10 @@ class KeyedPolicy(Policy):
         return -1
 
     def order_victims(self, resident: Sequence[int] | Ids, count: int, step: int) -> list[int]:
-        return self._extreme(resident, count, 1)
+        ids = np.asarray(resident, dtype=np.int64)
+        return coldest(self._keys[ids], ids, count, self._total)
 
     def hottest(self, expert_ids: Sequence[int] | Ids, count: int) -> list[int]:
         """Return up to `count` of `expert_ids` by falling key, ties by lowest id."""
-        return self._extreme(expert_ids, count, -1)
-
-    def _extreme(self, expert_ids: Sequence[int] | Ids, count: int, sign: int) -> list[int]:
-        ids: Ids = np.asarray(expert_ids, dtype=np.int64)
-        count = min(count, ids.size)
-        if count <= 0:
-            return []
-        packed = sign * self._keys[ids] * self._total + ids
-        if count == 1:
-            return [int(ids[packed.argmin()])]
-        if count < ids.size:
-            chosen = np.argpartition(packed, count - 1)[:count]
-            ids, packed = ids[chosen], packed[chosen]
-        found: list[int] = ids[packed.argsort()].tolist()
-        return found
+        ids = np.asarray(expert_ids, dtype=np.int64)
+        return coldest(-self._keys[ids], ids, count, self._total)

@@ -19,7 +19,7 @@ import numpy as np
 
 from freetoken.experts.policies._keyed import Ids, KeyedPolicy
 
-HALF_LIFE = 32
+HALF_LIFE = 8
 ONE = 1 << 12
 COLD = -(1 << 30)
 _LOW, _HIGH = -16, 16
@@ -70,7 +70,8 @@ class Decayed(KeyedPolicy):
 
     def _raised(self, keys: Ids, base: Ids) -> Ids:
         distance = np.clip(keys - base, _LOW * ONE, _HIGH * ONE)
-        return base + self._softplus[(distance - _LOW * ONE) // _GRAIN]
+        raised: Ids = base + self._softplus[(distance - _LOW * ONE) // _GRAIN]
+        return raised
 
 
 POLICY = Decayed
