@@ -1,0 +1,195 @@
+"""The ASGI application: routes, and the way of a request from bytes to a Reply.
+
+Owns no state but the metrics. Every failure leaves through `errors`; a request runs only when the
+model is ready; submitting happens off the event loop, because a long prompt takes long to tokenize.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from freetoken.api import models, openai_chat, openai_completions, page
+from freetoken.api.auth import Gate, allowed_origins
+from freetoken.api.body import read_body
+from freetoken.api.errors import as_error, error_response
+from freetoken.api.face import Generation, LanguageModel
+from freetoken.api.observe import Metrics, Observer, served
+from freetoken.api.openai_chat_answer import ChatRenderer
+from freetoken.api.openai_completions import CompletionRenderer, echo_text
+from freetoken.api.sampling import for_choice
+from freetoken.api.sse import KEEP_ALIVE_S, Reply
+from freetoken.core.errors import MethodError, NotFoundError, nearest
+from freetoken.core.options import Options
+
+Handler = Callable[[Request], Awaitable[Response | Reply]]
+
+
+def create_app(llm: LanguageModel, options: Options, *, keep_alive_s: float = KEEP_ALIVE_S) -> ASGIApp:
+    """Build the application that serves `llm`.
+
+    keep_alive_s  a stream that was silent for so long gets a comment line
+    """
+    return _Api(llm, options, keep_alive_s).build()
+
+
+class _Api:
+    def __init__(self, llm: LanguageModel, options: Options, keep_alive_s: float) -> None:
+        self.llm = llm
+        self.options = options
+        self.keep_alive_s = keep_alive_s
+        self.metrics = Metrics()
+
+    def build(self) -> ASGIApp:
+        posts: dict[str, Handler] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.completions,
+        }
+        gets: dict[str, Handler] = {
+            "/": self.index,
+            "/health": self.health,
+            "/v1/models": self.list_models,
+            "/v1/models/{model:path}": self.get_model,
+            "/v1/stats": self.stats,
+            "/metrics": self.prometheus,
+        }
+        routes = [Route(path, _guarded(f), methods=["POST"]) for path, f in posts.items()]
+        routes += [Route(path, _guarded(f), methods=["GET"]) for path, f in gets.items()]
+        paths = [path for path in (*posts, *gets) if "{" not in path]
+        middleware = [Middleware(Observer, metrics=self.metrics, known_paths=frozenset(paths))]
+        origins = allowed_origins(self.options)
+        if origins:
+            middleware.append(
+                Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+            )
+        middleware.append(Middleware(Gate, options=self.options))
+        handlers = {HTTPException: partial(_http_error, paths)}
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+    async def chat(self, request: Request) -> Response | Reply:
+        models.check_ready(self.llm)
+        body = openai_chat.parse(await read_body(request))
+        name = models.check_model(self.llm, self.options, body.model)
+        params, conversation = body.generate_params(), body.to_conversation()
+        n, stream, request_id = body.n or 1, bool(body.stream), served(request.scope).id
+        generations = await _submit(
+            [
+                partial(self.llm.submit_chat, conversation, for_choice(params, i), f"{request_id}-{i}")
+                for i in range(n)
+            ]
+        )
+        renderer = ChatRenderer(
+            request_id, name, n, logprobs=bool(body.logprobs), stream=stream, usage=body.wants_usage
+        )
+        return Reply(generations, renderer, stream=stream, keep_alive_s=self.keep_alive_s)
+
+    async def completions(self, request: Request) -> Response | Reply:
+        models.check_ready(self.llm)
+        body = openai_completions.parse(await read_body(request))
+        name = models.check_model(self.llm, self.options, body.model)
+        params, prompts = body.generate_params(), body.prompts()
+        n, stream, request_id = body.check_choices(len(prompts)), bool(body.stream), served(request.scope).id
+        echoes = [echo_text(p, self.llm.tokenizer) if body.echo else "" for p in prompts for _ in range(n)]
+        generations = await _submit(
+            [
+                partial(self.llm.submit_text, prompt, for_choice(params, i), f"{request_id}-{p}-{i}")
+                for p, prompt in enumerate(prompts)
+                for i in range(n)
+            ]
+        )
+        renderer = CompletionRenderer(
+            request_id, name, echoes, stream=stream, top=body.logprobs, usage=body.wants_usage
+        )
+        return Reply(
+            generations, renderer, stream=stream, prompts=len(prompts), keep_alive_s=self.keep_alive_s
+        )
+
+    async def index(self, request: Request) -> Response:
+        return HTMLResponse(page.render(self.llm, str(request.base_url), bool(self.options.api_key)))
+
+    async def health(self, request: Request) -> Response:
+        status, body = models.health(self.llm)
+        return JSONResponse(body, status)
+
+    async def list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [models.card(self.llm, self.llm.model_name)]})
+
+    async def get_model(self, request: Request) -> Response:
+        name = models.check_model(self.llm, self.options, request.path_params["model"])
+        return JSONResponse(models.card(self.llm, name))
+
+    async def stats(self, request: Request) -> Response:
+        return JSONResponse(dict(self.llm.stats()))
+
+    async def prometheus(self, request: Request) -> Response:
+        text = self.metrics.render(self.llm.stats())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _submit(calls: Sequence[Callable[[], Generation]]) -> list[Generation]:
+    """Submit in a worker thread. If this task is cancelled meanwhile, what was submitted is cancelled."""
+    work = asyncio.get_running_loop().run_in_executor(None, _submit_all, calls)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_cancel_all)
+        raise
+
+
+def _submit_all(calls: Sequence[Callable[[], Generation]]) -> list[Generation]:
+    generations: list[Generation] = []
+    try:
+        for call in calls:
+            generations.append(call())
+    except BaseException:
+        for generation in generations:
+            generation.cancel()
+        raise
+    return generations
+
+
+def _cancel_all(work: asyncio.Future[list[Generation]]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        for generation in work.result():
+            generation.cancel()
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Turn whatever a handler raises into an error answer; a client that left gets none."""
+
+    async def guarded(request: Request) -> Response | Reply:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            return error_response(as_error(error))
+
+    return guarded
+
+
+async def _http_error(paths: Sequence[str], request: Request, error: Exception) -> Response:
+    """What the router raises: an unknown path names its neighbours, a wrong method the right one."""
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow", "")
+    if error.status_code == 405:
+        wrong = MethodError(
+            f"{request.url.path} does not take {request.method}.", hint=f"Use {allowed or 'another method'}."
+        )
+        response = error_response(wrong)
+        response.headers["allow"] = allowed
+        return response
+    hint = nearest(request.url.path, paths) or f"There are: {', '.join(paths)}."
+    return error_response(
+        NotFoundError(f"There is nothing at {request.url.path}.", code="unknown_path", hint=hint)
+    )

@@ -1,0 +1,225 @@
+"""POST /v1/chat/completions: OpenAI's chat request to a Conversation.
+
+Owns the request's fields and what of them is refused; the answer's shape is in `openai_chat_answer`.
+Knows no template. Invariant: what can't be honoured is a 400, never silently another answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from freetoken.api.body import decode
+from freetoken.api.sampling import Sampling, out_of_range, refuse_fields
+from freetoken.chat.conversation import Conversation, Message, Tool, ToolCall
+from freetoken.core.errors import RequestError
+from freetoken.core.generate import GenerateParams, Thinking
+
+MAX_TOP_LOGPROBS = 20
+_NO_THINKING = ("none", "minimal")
+_EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max")
+
+
+class CallFunction(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class CallIn(msgspec.Struct):
+    function: CallFunction
+    id: str | None = None
+
+
+class MessageIn(msgspec.Struct):
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[CallIn] | None = None
+    tool_call_id: str | None = None
+    function_call: CallFunction | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class FunctionIn(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolIn(msgspec.Struct):
+    type: str = "function"
+    function: FunctionIn | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """The body. Fields typed Any are looked at only to refuse them."""
+
+    messages: list[MessageIn]
+    tools: list[ToolIn] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    audio: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    continue_final_message: Any = None
+
+    def to_conversation(self) -> Conversation:
+        """Raises RequestError for content, tools and choices that can't be honoured."""
+        self._refuse()
+        if not self.messages:
+            raise RequestError(
+                "messages is empty.",
+                code="empty_messages",
+                hint="Send at least one message.",
+                param="messages",
+            )
+        thinking, kwargs = self._thinking()
+        return Conversation(
+            messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(self.messages)),
+            tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(self.tools or [])),
+            tool_choice=self._tool_choice(),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            thinking=thinking,
+            think_budget=self.thinking_budget,
+            template_kwargs=kwargs,
+        )
+
+    def generate_params(self) -> GenerateParams:
+        """Raises RequestError for values out of range."""
+        top = self.top_logprobs
+        if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise out_of_range("top_logprobs", top, 0, MAX_TOP_LOGPROBS)
+        if top and not self.logprobs:
+            raise RequestError(
+                "top_logprobs needs logprobs.",
+                code="missing_field",
+                hint="Set logprobs to true.",
+                param="logprobs",
+            )
+        if self.thinking_budget is not None and self.thinking_budget < 0:
+            raise out_of_range("thinking_budget", self.thinking_budget, 0, 1 << 31)
+        thinking = self._thinking()[0]
+        word: Thinking | None = None if thinking is None else "on" if thinking else "off"
+        return self.to_params(
+            logprobs=(top or 0) if self.logprobs else None,
+            thinking=word,
+            thinking_budget=self.thinking_budget,
+        )
+
+    def _refuse(self) -> None:
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+        constraints = {n: getattr(self, n) for n in (*names, "grammar", "json_schema")}
+        refuse_fields(constraints, "this version can't constrain the answer's form")
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            raise RequestError(
+                f"response_format of type {kind!r} is not supported.",
+                code="unsupported_response_format",
+                hint="Leave it out and describe the format in the prompt.",
+                param="response_format",
+            )
+        refuse_fields({"functions": self.functions}, "tools took its place")
+        refuse_fields({"audio": self.audio}, "this model writes text only")
+        refuse_fields({"continue_final_message": self.continue_final_message}, "answers begin a new turn")
+        if set(self.modalities or ["text"]) != {"text"}:
+            refuse_fields({"modalities": self.modalities}, "this model writes text only")
+
+    def _tool_choice(self) -> Literal["auto", "none"]:
+        choice = self.tool_choice
+        if choice is None or choice == "auto":
+            return "auto"
+        if choice == "none":
+            return "none"
+        if choice == "required" or isinstance(choice, dict):
+            shown = "required" if choice == "required" else "naming a function"
+            raise RequestError(
+                f"tool_choice {shown} is not supported.",
+                code="unsupported_tool_choice",
+                hint="Use auto, and ask for the tool in the prompt.",
+                param="tool_choice",
+            )
+        raise RequestError(
+            f"tool_choice is {choice!r}.", code="out_of_range", hint="Use auto or none.", param="tool_choice"
+        )
+
+    def _thinking(self) -> tuple[bool | None, dict[str, Any]]:
+        """Whether to think, from the field said most explicitly, and what is left for the template."""
+        kwargs = dict(self.chat_template_kwargs or {})
+        switch = kwargs.pop("enable_thinking", None)
+        if switch is not None and not isinstance(switch, bool):
+            raise RequestError(
+                "chat_template_kwargs.enable_thinking must be true or false.",
+                code="invalid_type",
+                hint="Send a JSON boolean.",
+                param="chat_template_kwargs.enable_thinking",
+            )
+        effort = self.reasoning_effort
+        if effort is not None:
+            if effort not in _EFFORTS:
+                raise RequestError(
+                    f"reasoning_effort is {effort!r}.",
+                    code="out_of_range",
+                    hint=f"Use one of: {', '.join(_EFFORTS)}.",
+                    param="reasoning_effort",
+                )
+            kwargs.setdefault("reasoning_effort", effort)
+        if switch is None:
+            switch = self.enable_thinking
+        if switch is None and effort is not None:
+            switch = effort not in _NO_THINKING
+        return switch, kwargs
+
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+def parse(body: bytes) -> ChatRequest:
+    return decode(_DECODER, body)
+
+
+def _message(message: MessageIn, where: str) -> Message:
+    calls = [
+        ToolCall(call.id or f"call_{i}", call.function.name, call.function.arguments or {})
+        for i, call in enumerate(message.tool_calls or [])
+    ]
+    if message.function_call:
+        calls.append(ToolCall("call_0", message.function_call.name, message.function_call.arguments or {}))
+    return Message.make(
+        message.role,
+        message.content,
+        where=where,
+        reasoning=message.reasoning_content or message.reasoning,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _tool(tool: ToolIn, where: str) -> Tool:
+    if tool.type != "function" or tool.function is None or not tool.function.name:
+        raise RequestError(
+            f"{where} is not a function with a name.",
+            code="unsupported_tool",
+            hint="Send tools as {type: function, function: {name, description, parameters}}.",
+            param=where,
+        )
+    function = tool.function
+    if function.parameters is None:
+        return Tool(function.name, function.description or "")
+    return Tool(function.name, function.description or "", function.parameters)

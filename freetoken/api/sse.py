@@ -1,0 +1,138 @@
+"""The HTTP answer of a generating request: one JSON body, or server-sent events while it is written.
+
+Owns the response's life: the status waits for the first event (so an early failure is a real HTTP
+error), silence is filled with comment lines, a client that leaves cancels the generations, and
+nothing outlives the response. Knows no protocol: a Renderer turns events into bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from freetoken.api.choices import Choices, Piece
+from freetoken.api.errors import as_error, error_body, error_response
+from freetoken.api.face import Generation
+from freetoken.api.observe import Served, served
+from freetoken.chat.events import Usage
+
+KEEP_ALIVE_S = 15.0
+DONE = b"data: [DONE]\n\n"
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Renderer(Protocol):
+    """One protocol's shape of one answer. It sees each event once, in order."""
+
+    def feed(self, pieces: Iterable[Piece]) -> list[bytes]:
+        """Take events in; return the JSON frames to stream now (ignored for a whole answer)."""
+
+    def tail(self, usage: Usage) -> list[bytes]:
+        """Frames after the last event."""
+
+    def whole(self, usage: Usage) -> bytes:
+        """The whole answer as JSON, the fold of everything fed."""
+
+
+def frame(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+class Reply:
+    """An ASGI answer that runs `generations` to their end.
+
+    prompts  how many prompts the generations belong to, an equal number each
+    """
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        renderer: Renderer,
+        *,
+        stream: bool,
+        prompts: int = 1,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        self._generations = generations
+        self._renderer = renderer
+        self._is_stream = stream
+        self._prompts = prompts
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        figures = served(scope)
+        choices = Choices(self._generations, self._prompts)
+        watcher = asyncio.create_task(_watch(receive, choices))
+        try:
+            if self._is_stream:
+                await self._stream(choices, figures, send)
+            else:
+                response = await self._whole(choices, figures)
+                if not choices.gone:
+                    await response(scope, receive, send)
+        finally:
+            watcher.cancel()
+            await choices.close()
+            choices.note(figures)
+
+    async def _whole(self, choices: Choices, figures: Served) -> Response:
+        try:
+            while not choices.done and not choices.gone:
+                pieces = await choices.take()
+                if pieces:
+                    figures.saw_token()
+                    self._renderer.feed(pieces)
+        except Exception as error:
+            return error_response(as_error(error))
+        return Response(self._renderer.whole(choices.usage), media_type="application/json")
+
+    async def _stream(self, choices: Choices, figures: Served, send: Send) -> None:
+        started = False
+        while not choices.done:
+            frames: list[bytes] = []
+            try:
+                pieces = await choices.take(self._keep_alive_s)
+                if pieces:
+                    figures.saw_token()
+                    frames = self._renderer.feed(pieces)
+            except Exception as error:
+                await _fail(error, send, started)
+                return
+            if choices.gone:
+                return
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            body = b"".join(map(frame, frames)) if pieces else b": keep-alive\n\n"
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        tail = b"".join(map(frame, self._renderer.tail(choices.usage)))
+        await send({"type": "http.response.body", "body": tail + DONE})
+
+
+async def _fail(error: Exception, send: Send, started: bool) -> None:
+    """Report a failure as an HTTP status if there is still time, else as the stream's last frame."""
+    ours = as_error(error)
+    if started:
+        await send({"type": "http.response.body", "body": frame(error_body(ours))})
+        return
+    response = error_response(ours)
+    await send(
+        {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    )
+    await send({"type": "http.response.body", "body": response.body})
+
+
+async def _watch(receive: Receive, choices: Choices) -> None:
+    """Wait for the client to leave; the body was read before, so nothing else can come."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    choices.client_left()
