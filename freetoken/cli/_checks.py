@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import freetoken
+from freetoken.api import ports
 from freetoken.cli import _host, _options
 from freetoken.core import config_file, env
-from freetoken.core.errors import FreeTokenError
+from freetoken.core.errors import ConfigError, FreeTokenError
 from freetoken.core.options import Options
 from freetoken.core.units import GIB, format_bytes
 
@@ -211,10 +212,9 @@ def _model(options: Options) -> Iterator[Check]:
 
 
 def _port(options: Options) -> Iterator[Check]:
-    if _host.port_free(options.host, options.port):
-        yield Check("port", "good", f"{options.host}:{options.port} is free")
+    try:
+        ports.bind(options.host, options.port).close()
+    except ConfigError as e:
+        yield Check("port", "warn", e.message, e.hint)
         return
-    free = _host.next_free_port(options.host, options.port)
-    hint = f"Use: --port {free}" if free else "Choose another with --port."
-    fact = f"{options.host}:{options.port} is taken by {_host.port_holder(options.port)}"
-    yield Check("port", "warn", fact, hint)
+    yield Check("port", "good", f"{options.host}:{options.port} is free")

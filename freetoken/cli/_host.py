@@ -1,4 +1,4 @@
-"""Facts about this computer as the operating system tells them: CPU, memory, disk, GPU, port, torch.
+"""Facts about this computer as the operating system tells them: CPU, memory, GPU, torch.
 
 Imports neither torch nor a GPU package: the driver's own library is asked. Every probe answers on
 every system and says why when it can't know. Nothing here decides anything.
@@ -12,7 +12,6 @@ import ctypes.util
 import importlib.metadata
 import platform
 import re
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,36 +160,6 @@ def _list_gpus(library: ctypes.CDLL) -> list[Gpu]:
         library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
         out.append(Gpu(name.value.decode("utf-8", "replace"), int(memory.total), int(memory.free)))
     return out
-
-
-def port_free(host: str, port: int) -> bool:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    except OSError:
-        return False
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        if sys.platform != "win32":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def port_holder(port: int) -> str:
-    """Name the process that listens on `port`, as far as this user may see it."""
-    try:
-        for c in psutil.net_connections("tcp"):
-            if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port and c.pid:
-                return f"{psutil.Process(c.pid).name()} (pid {c.pid})"
-    except (psutil.Error, OSError):
-        pass
-    return "another process"
-
-
-def next_free_port(host: str, port: int) -> int | None:
-    return next((p for p in range(port + 1, min(port + 50, 65536)) if port_free(host, p)), None)
 
 
 def machine_line() -> str:

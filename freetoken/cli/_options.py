@@ -7,6 +7,7 @@ Knows no meaning of an option, except the published flags that change nothing he
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ def _add(group: Any, name: str, meta: Any, default: Any) -> None:
         text += f" (default {default})"
     metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else _METAVAR[meta["kind"]]
     group.add_argument(flag(name), dest=dest, metavar=metavar, help=text)
+
+
+def names_in(groups: Sequence[str]) -> list[str]:
+    """Names of the options of some groups."""
+    return [f.name for f in fields(Options) if f.metadata["group"] in groups]
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:

@@ -136,6 +136,7 @@ class Progress:
     def __init__(self, out: Terminal) -> None:
         self.out = out
         self.started = time.monotonic()
+        self.seconds = 0.0
         self._phase = ""
         self._since = self.started
         self._phases: list[tuple[str, float]] = []
@@ -151,12 +152,12 @@ class Progress:
         bar = "#" * filled + "." * (20 - filled)
         self.out.transient(f"  [{bar}] {percent:3d} %  {phase}  {now - self.started:.1f} s")
 
-    def finish(self) -> float:
-        """Remove the line; return the seconds since the start."""
+    def finish(self) -> None:
+        """Remove the line and note the whole time in `seconds`."""
         now = time.monotonic()
         self._close(now)
         self.out.clear()
-        return now - self.started
+        self.seconds = now - self.started
 
     def breakdown(self) -> str:
         """`weights 1.2 s, experts 0.8 s`: phases that took a while."""

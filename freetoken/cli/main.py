@@ -43,6 +43,15 @@ class Parser(argparse.ArgumentParser):
             f"{message[:1].upper()}{message[1:]}.", code="usage", hint=f"See: {self.prog} --help"
         )
 
+    def format_usage(self) -> str:
+        words = [a.metavar or a.dest for a in self._actions if not a.option_strings]
+        return f"usage: {self.prog} {' '.join(f'[{w}]' for w in words)} [options]\n"
+
+    def format_help(self) -> str:
+        # The long list of flags in argparse's own usage would hide what follows it.
+        self.usage = self.format_usage().removeprefix("usage: ").rstrip()
+        return super().format_help()
+
     def flags(self) -> list[str]:
         return [flag for action in self._actions for flag in action.option_strings]
 

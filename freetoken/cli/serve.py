@@ -1,0 +1,100 @@
+"""`ft serve`: listen, load the model, say what was decided and why, serve until told to stop.
+
+The port is taken first and answers `loading` while the model loads in a thread of its own. A failed
+load stops the server and becomes the command's error.
+
+    exit codes   0 stopped, every request finished · 6 stopped, requests aborted after --drain-seconds
+                 130 a second Ctrl-C · others as for every command
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from freetoken.cli import _banner, _options
+from freetoken.cli._session import Engine
+from freetoken.cli._terminal import Progress, Terminal
+from freetoken.core import log
+from freetoken.core.errors import FreeTokenError
+from freetoken.core.options import Options
+
+HELP = "serve a model over HTTP (OpenAI API), by default on http://127.0.0.1:1919"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_option_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    resolved = _options.resolve(args)
+    options = resolved.options
+    log.configure(options.log_level, options.log_file, options.log_json)
+    out = Terminal(sys.stderr)
+    _options.say_notes(resolved, out)
+    # Late: torch and the server's packages are not needed to refuse a wrong option.
+    from freetoken.api import ports, server
+    from freetoken.llm import LLM
+
+    sock = ports.bind(options.host, options.port)
+    llm = LLM(options)
+    loader = _Loader(llm, options, out)
+    try:
+        code = server.run(llm, options, sock=sock, on_ready=loader.start)
+    finally:
+        loader.join()
+        llm.close()
+        sock.close()
+    if loader.error is not None:
+        raise loader.error
+    return code
+
+
+class _Loadable(Engine, Protocol):
+    def load(self, progress: Callable[[str, int], None]) -> None: ...
+
+
+class _Loader:
+    """Loads the model beside the server; a failure stops the server."""
+
+    def __init__(self, llm: _Loadable, options: Options, out: Terminal) -> None:
+        self.error: Exception | None = None
+        self._llm, self._options, self._out = llm, options, out
+        self._url = ""
+        self._thread = threading.Thread(target=self._load, name="freetoken-load", daemon=True)
+
+    def start(self, url: str) -> None:
+        self._url = url
+        self._out.line(f"{self._out.bold('listening')} on {url} (answers once the model is loaded)")
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the end of a load under way; a load that nobody wants any more is left behind."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5.0)
+
+    def _load(self) -> None:
+        progress = Progress(self._out)
+        try:
+            self._llm.load(progress)
+        except Exception as e:
+            self.error = e if isinstance(e, FreeTokenError) else _wrapped(e)
+            progress.finish()
+            # The server's own handler for this signal runs in the main thread and drains.
+            signal.raise_signal(signal.SIGTERM)
+            return
+        progress.finish()
+        _banner.banner(self._llm, progress, self._options, self._out)
+        self._out.line(f"{self._out.bold('ready')}    {self._out.accent(self._url)}   (Ctrl-C stops)")
+
+
+def _wrapped(error: Exception) -> FreeTokenError:
+    log.logger("cli").debug("loading failed", exc_info=error)
+    return FreeTokenError(
+        f"Loading failed: {type(error).__name__}: {error}",
+        hint="See the traceback with --log-level debug; ft doctor checks the installation.",
+    )
