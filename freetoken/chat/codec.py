@@ -1,0 +1,249 @@
+"""Between a conversation and the engine's integers, both ways.
+
+Owns the prompt's ids, the places where agents cut prompts (anchors), what ends an answer, whether
+the prompt ends inside a thought, and the reading of sampled ids as events. Knows no engine, no
+protocol and no format: those are the caller, and the grammar it is given.
+Invariants: only the template's text becomes control ids (see inert.py); ids of a conversation that
+quotes no control text equal the plain tokenisation of the rendered text; nothing adds a second BOS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from freetoken.chat.conversation import Conversation
+from freetoken.chat.events import Event, Finish, Reason, TokenInfo, TokenLogprobs, ToolCallEnd, Usage
+from freetoken.chat.grammar import Grammar
+from freetoken.chat.inert import InertText
+from freetoken.chat.parsers import grammar_for
+from freetoken.chat.prompt_form import PromptForm, split_thoughts
+from freetoken.chat.stream_parser import StreamParser
+from freetoken.chat.template import ChatTemplate
+from freetoken.chat.tokenizer import Detokenizer, IntArray, Tokenizer
+from freetoken.core.errors import RequestError
+from freetoken.core.request import ThinkBudget, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation as the engine takes it.
+
+    token_ids           int32 [n]
+    anchor_positions    prefix lengths in 1..n, rising: where blocks begin (before the opening token)
+                        and end (behind the closing one): turns, thoughts, calls, results
+    starts_in_thinking  the prompt ends inside an open thought
+    stop_ids            ids that end the answer
+    think               the budget of thinking, None if unlimited
+    text                what was rendered, for people; never logged
+    """
+
+    token_ids: IntArray
+    anchor_positions: tuple[int, ...]
+    starts_in_thinking: bool
+    stop_ids: tuple[int, ...]
+    think: ThinkBudget | None
+    text: str
+
+
+class ChatCodec:
+    """Encodes conversations and reads answers for one model.
+
+    template  None for a base model: conversations are refused, plain text works
+    parser    name of a file in parsers/, None to choose by the template
+
+    anchor_ids  ids around which a generated answer has anchors: thoughts, calls, the answer's end
+    stop_ids    ids that end an answer
+    think_ids   (open, close), each None unless it is one token
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, parser: str | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        text = template.text if template else ""
+        self.grammar: Grammar = grammar_for(text, parser)
+        opens, closes = self.grammar.opens, self.grammar.closes
+        spoken_of = [token for token in tokenizer.added if token.text in text or token.text in opens + closes]
+        control = {token.text for token in tokenizer.added if token.special}
+        control |= {token.text for token in spoken_of if not token.text.isspace()}
+        self._inert = InertText(tokenizer, frozenset(control))
+        self._form = PromptForm(template) if template else None
+        specials = [token.text for token in tokenizer.added if token.special]
+        turn_end = tokenizer.id_of(self._form.turn_end(specials) or "") if self._form else None
+        self.stop_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *([] if turn_end is None else [turn_end])]))
+        opening, closing = self._ids(opens), self._ids(closes)
+        self.anchor_ids = tuple(sorted({*opening, *closing, *self.stop_ids}))
+        ends = {*closing, *self.stop_ids}
+        ends |= {token.id for token in tokenizer.added if token.text.startswith(("</", "[/", "<|/"))}
+        self._closer_ids = np.array(sorted(ends), np.int32)
+        begins = set(self._ids(tuple(control))) - ends
+        self._opener_ids = np.array(sorted(begins), np.int32)
+        think = self.grammar.think or ("", "")
+        self.think_ids = tokenizer.id_of(think[0]), tokenizer.id_of(think[1])
+
+    @classmethod
+    def from_directory(cls, path: Path, parser: str | None = None) -> ChatCodec:
+        """Read a checkpoint's tokenizer and template."""
+        return cls(Tokenizer.from_directory(path), ChatTemplate.from_directory(path), parser)
+
+    def encode(self, conversation: Conversation) -> Prompt:
+        """Render and tokenize.
+
+        Raises RequestError: `no_chat_template`, `template_error`, `thinking_budget_unsupported`.
+        """
+        text = self._render(conversation)
+        ids = self._inert.encode(text)
+        in_thinking = self._ends_in_thought(text)
+        return Prompt(
+            token_ids=ids,
+            anchor_positions=self.anchors(ids),
+            starts_in_thinking=in_thinking,
+            stop_ids=self.stop_ids,
+            think=self._budget(conversation.think_budget, in_thinking),
+            text=self._inert.text(text),
+        )
+
+    def anchors(self, ids: IntArray) -> tuple[int, ...]:
+        """Find the prefix lengths at which blocks begin and end. ids int32 [n]."""
+        begins = np.flatnonzero(np.isin(ids, self._opener_ids))
+        ends = np.flatnonzero(np.isin(ids, self._closer_ids)) + 1
+        positions = np.union1d(begins, ends)
+        return tuple(int(position) for position in positions if position > 0)
+
+    def reader(
+        self,
+        conversation: Conversation | None = None,
+        *,
+        starts_in_thinking: bool = False,
+        stop: Sequence[str] = (),
+    ) -> AnswerReader:
+        """Start reading one answer.
+
+        conversation  what was asked; None reads plain text (raw completions)
+        stop          stop strings, looked for in content only
+        """
+        if conversation is None:
+            parser = StreamParser(grammar_for(""), stop=stop)
+            return AnswerReader(self, parser, self.tokenizer.detokenizer())
+        parser = StreamParser(
+            self.grammar,
+            tools=conversation.offered_tools,
+            stop=stop,
+            in_thinking=starts_in_thinking,
+            parallel=conversation.parallel_tool_calls,
+        )
+        shown = self._ids(self.grammar.opens + self.grammar.closes)
+        return AnswerReader(self, parser, self.tokenizer.detokenizer(keep=shown))
+
+    def token_info(self, id_: int, logprob: TokenLogprob) -> TokenInfo:
+        """Describe a drawn token and its alternatives for people."""
+        top = tuple(self._info(other, value) for other, value in logprob.top)
+        return dataclasses.replace(self._info(id_, logprob.logprob), top=top)
+
+    def _info(self, id_: int, logprob: float) -> TokenInfo:
+        data = self.tokenizer.token_bytes(id_)
+        return TokenInfo(id_, data.decode(errors="replace"), data, logprob)
+
+    def _render(self, conversation: Conversation) -> str:
+        if self.template is None or self._form is None:
+            raise RequestError(
+                "This model has no chat template.",
+                code="no_chat_template",
+                hint="Use /v1/completions, or start the server with --chat-template.",
+            )
+        turns = tuple(split_thoughts(turn, self.grammar.think) for turn in conversation.messages)
+        messages = self._form.messages(dataclasses.replace(conversation, messages=turns))
+        tools = [tool.to_template() for tool in conversation.offered_tools]
+        variables = self._inert.break_up(conversation.template_kwargs)
+        if conversation.thinking is not None:
+            variables |= {"enable_thinking": conversation.thinking, "thinking": conversation.thinking}
+        text = self.template.render(self._inert.break_up(messages), self._inert.break_up(tools), **variables)
+        if conversation.thinking is False and self.grammar.think and self._ends_in_thought(text):
+            text = f"{text.rstrip()}\n\n{self.grammar.think[1]}\n\n"
+        return text
+
+    def _ends_in_thought(self, text: str) -> bool:
+        return self.grammar.think is not None and text.rstrip().endswith(self.grammar.think[0])
+
+    def _budget(self, max_tokens: int | None, in_thinking: bool) -> ThinkBudget | None:
+        if max_tokens is None or self.grammar.think is None:
+            return None
+        open_id, close_id = self.think_ids
+        if close_id is None:
+            raise RequestError(
+                "A thinking budget needs a model whose end of thinking is one token.",
+                code="thinking_budget_unsupported",
+                hint="Turn thinking off or leave the budget out.",
+            )
+        forced = self.tokenizer.encode(f"\n{self.grammar.think[1]}\n\n")
+        return ThinkBudget(max_tokens, close_id, tuple(map(int, forced)), open_id, in_thinking)
+
+    def _ids(self, texts: Sequence[str]) -> list[int]:
+        found = (self.tokenizer.id_of(text) for text in texts)
+        return [id_ for id_ in found if id_ is not None]
+
+
+class AnswerReader:
+    """One answer: sampled ids in, events out.
+
+    done        nothing more is wanted (a stop string, or the one call that was allowed)
+    """
+
+    def __init__(self, codec: ChatCodec, parser: StreamParser, detokenizer: Detokenizer) -> None:
+        self._codec = codec
+        self._parser = parser
+        self._detokenizer = detokenizer
+        self._finished_calls = 0
+        self.reasoning_tokens = 0
+
+    @property
+    def done(self) -> bool:
+        return self._parser.done
+
+    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
+        """Take sampled or forced ids in; return the events that are certain now.
+
+        ids       a stop id is read as nothing
+        logprobs  one for each id, or none at all
+        """
+        events: list[Event] = []
+        for i, id_ in enumerate(ids):
+            if self.done:
+                break
+            channel = self._parser.channel
+            self.reasoning_tokens += channel == "reasoning"
+            if logprobs:
+                info = self._codec.token_info(id_, logprobs[i])
+                events.append(TokenLogprobs((info,), channel))
+            if id_ not in self._codec.stop_ids:
+                events += self._take(self._parser.feed(self._detokenizer.feed((id_,))))
+        return events
+
+    def finish(self, reason: Reason, usage: Usage = Usage()) -> list[Event]:
+        """End the answer: what was held back, then `Finish`.
+
+        reason  why the engine stopped; "stop" becomes "tool_calls" if the answer holds a whole call
+        """
+        events: list[Event] = []
+        wanted_no_more = self.done
+        if not self.done:
+            events += self._take(self._parser.feed(self._detokenizer.finish()))
+            if not self.done:
+                events += self._take(self._parser.finish())
+        stop = self._parser.stop_match
+        if stop is not None:
+            reason = "stop"
+        elif self._finished_calls and (reason == "stop" or wanted_no_more):
+            reason = "tool_calls"
+        usage = dataclasses.replace(usage, reasoning_tokens=self.reasoning_tokens)
+        return [*events, Finish(reason, usage, stop)]
+
+    def _take(self, events: list[Event]) -> list[Event]:
+        self._finished_calls += sum(isinstance(e, ToolCallEnd) and e.complete for e in events)
+        return events
