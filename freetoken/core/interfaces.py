@@ -14,7 +14,7 @@ type of data only.
 from __future__ import annotations
 
 import abc
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,9 @@ class Stream(abc.ABC):
     @abc.abstractmethod
     def wait(self, event: Event) -> None:
         """Make later work of this stream start after `event`."""
+
+    def charge(self, num_bytes: float, flops: float) -> None:
+        """Tell a simulated device what the work just enqueued here costs; real ones ignore it."""
 
 
 class Clock(abc.ABC):
@@ -210,6 +213,10 @@ class WeightFormat(abc.ABC):
     block: int = 1
     """Tile widths are multiples of this."""
 
+    def detects(self, dtype: torch.dtype) -> bool:
+        """True if experts stored as plain tensors of `dtype` are this format."""
+        return False
+
     @abc.abstractmethod
     def tile_bytes(self, tile_width: int, hidden: int) -> int: ...
 
@@ -339,10 +346,12 @@ class ExpertBackend(abc.ABC):
     """Computes the routed experts of a layer: y = sum over routes of weight * expert(x).
 
     Routes are reduced in float32 in ascending expert id, whatever computed them (equality rule).
+    `on_routing(layer, ids)` is called once a layer-step if set; ids int32 [T, k].
     """
 
     name: str
     stats: ExpertStats
+    on_routing: Callable[[int, Tensor], None] | None = None
 
     @abc.abstractmethod
     def begin(self, layer: int, x: Tensor, routing: Routing, batch: Batch) -> None:
@@ -374,6 +383,9 @@ class ExpertBackend(abc.ABC):
 
     def resize(self, num_slots: int) -> None:
         """Change residency at a safe point; backends without slots have nothing to do."""
+
+    def close(self) -> None:
+        """Release threads and device memory; idempotent."""
 
 
 # --- models ---------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Full attention: keys and values in pages, a page holds all layers of the kind.
+
+Unit layout: [L, 2, page_size, Nkv, D] of the compute dtype (L layers of the kind; keys, then values).
+Knows pages only by the ids in the batch. Invariant: a row writes its own page slot before any read,
+dead rows write to the dummy page only and read nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import Batch
+from freetoken.core.interfaces import Numerics, Pool, StateSpec
+from freetoken.core.model_config import AttentionSpec
+from freetoken.core.units import ceil_div
+from freetoken.kernels.attention import attend, attend_exact
+
+KIND = "full"
+
+
+def state_spec(spec: AttentionSpec, num_layers: int, page_size: int, dtype: torch.dtype) -> StateSpec:
+    unit_bytes = num_layers * 2 * page_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    return StateSpec(
+        kind=KIND, unit="page", unit_bytes=unit_bytes, window=spec.window, page_sizes=(page_size,)
+    )
+
+
+class FullAttention:
+    """All full-attention layers of a model over one page pool. `layer` below counts layers of the kind."""
+
+    def __init__(self, spec: AttentionSpec, num_layers: int, numerics: Numerics, pool: Pool) -> None:
+        self.spec = spec
+        self.num_layers = num_layers
+        self.numerics = numerics
+        self.pool = pool
+        self.scale = spec.head_dim**-0.5
+        token_bytes = num_layers * 2 * spec.num_kv_heads * spec.head_dim * numerics.dtype.itemsize
+        self.page_size = pool.unit_bytes // token_bytes
+        self._generation = -1
+        self._pages = torch.empty(0)
+
+    def pages(self) -> Tensor:
+        """[num_pages, L, 2, page_size, Nkv, D], the mapped part only."""
+        if self._generation != self.pool.generation:
+            shape = (self.num_layers, 2, self.page_size, self.spec.num_kv_heads, self.spec.head_dim)
+            self._pages = self.pool.view().view(self.numerics.dtype).unflatten(1, shape)
+            self._generation = self.pool.generation
+        return self._pages
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """Write k, v [T, Nkv, D] and return [T, N, D] for q [T, N, D]; dead rows give zeros."""
+        pages = self.pages()[:, layer]
+        page_of = batch.page_table[batch.seq_of, batch.positions // self.page_size]
+        page_of = torch.where(batch.live, page_of, 0)
+        pages[page_of, :, batch.positions % self.page_size] = torch.stack([k, v], 1)
+        out = torch.zeros_like(q)
+        run = attend_exact if self.numerics.exact else attend
+        for i in range(len(batch.segments)):
+            start, stop, length = batch.query_start[i], batch.query_start[i + 1], batch.context_len[i]
+            used = batch.page_table[i, : ceil_div(length, self.page_size)]
+            out[start:stop] = run(q[start:stop], pages[used], length, self.scale, self.spec.window)
+        return out

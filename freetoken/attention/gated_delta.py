@@ -1,0 +1,125 @@
+"""Gated DeltaNet: a matrix state per head and the last inputs of a short convolution, one per sequence.
+
+Unit layout, all L layers of the kind: conv [L, conv_dim, K - 1] of the compute dtype, padded to 256
+bytes, then delta float32 [L, Hv, Dk, Dv]; the unit is a multiple of 256 bytes. Resumes only from a
+checkpoint of the unit. Invariant: `fresh` sequences start from zero whatever the unit holds; dead rows
+touch the dummy state only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import Batch, Segment
+from freetoken.core.interfaces import Numerics, Pool, StateSpec
+from freetoken.core.model_config import DeltaSpec
+from freetoken.core.units import align_up
+from freetoken.kernels.causal_conv import causal_conv
+from freetoken.kernels.gated_delta import chunked, step
+
+KIND = "gated_delta"
+_ALIGN = 256
+
+
+def _conv_bytes(spec: DeltaSpec, num_layers: int, dtype: torch.dtype) -> int:
+    return num_layers * spec.conv_dim * (spec.conv_kernel - 1) * dtype.itemsize
+
+
+def state_spec(spec: DeltaSpec, num_layers: int, dtype: torch.dtype) -> StateSpec:
+    delta_bytes = num_layers * spec.num_v_heads * spec.k_dim * spec.v_dim * 4
+    unit_bytes = align_up(_conv_bytes(spec, num_layers, dtype), _ALIGN) + align_up(delta_bytes, _ALIGN)
+    return StateSpec(kind=KIND, unit="state", unit_bytes=unit_bytes, resume="checkpoint")
+
+
+class GatedDelta:
+    """All gated DeltaNet layers of a model over one state pool. `layer` counts layers of the kind."""
+
+    def __init__(self, spec: DeltaSpec, num_layers: int, numerics: Numerics, pool: Pool) -> None:
+        self.spec = spec
+        self.num_layers = num_layers
+        self.numerics = numerics
+        self.pool = pool
+        self._generation = -1
+        self._conv = self._delta = torch.empty(0)
+
+    def states(self) -> tuple[Tensor, Tensor]:
+        """conv [num_states, L, conv_dim, K - 1] and delta float32 [num_states, L, Hv, Dk, Dv]."""
+        if self._generation != self.pool.generation:
+            spec, units = self.spec, self.pool.view()
+            conv_bytes = _conv_bytes(spec, self.num_layers, self.numerics.dtype)
+            delta_at = align_up(conv_bytes, _ALIGN)
+            delta_bytes = self.num_layers * spec.num_v_heads * spec.k_dim * spec.v_dim * 4
+            conv = units[:, :conv_bytes].view(self.numerics.dtype)
+            delta = units[:, delta_at : delta_at + delta_bytes].view(torch.float32)
+            self._conv = conv.unflatten(1, (self.num_layers, spec.conv_dim, spec.conv_kernel - 1))
+            self._delta = delta.unflatten(1, (self.num_layers, spec.num_v_heads, spec.k_dim, spec.v_dim))
+            self._generation = self.pool.generation
+        return self._conv, self._delta
+
+    def attend(
+        self, layer: int, qkv: Tensor, conv_weight: Tensor, g: Tensor, beta: Tensor, batch: Batch
+    ) -> Tensor:
+        """Convolve and scan qkv [T, conv_dim] (g, beta float32 [T, Hv]); returns float32 [T, Hv, Dv]."""
+        conv, delta = (s[:, layer] for s in self.states())
+        inputs = (qkv, conv_weight, g, beta)
+        if batch.is_decode:
+            return self._decode(conv, delta, inputs, batch.state_ids, batch.fresh)
+        out = torch.zeros(len(qkv), self.spec.num_v_heads, self.spec.v_dim, device=qkv.device)
+        single = [i for i, s in enumerate(batch.segments) if len(s.token_ids) == 1]
+        if single:
+            seqs = torch.tensor(single, device=qkv.device)
+            rows = torch.tensor([batch.query_start[i] for i in single], device=qkv.device)
+            inputs = (qkv[rows], conv_weight, g[rows], beta[rows])
+            out[rows] = self._decode(conv, delta, inputs, batch.state_ids[seqs], batch.fresh[seqs])
+        for i, segment in enumerate(batch.segments):
+            if len(segment.token_ids) == 1:
+                continue
+            part = slice(batch.query_start[i], batch.query_start[i + 1])
+            unit = segment.state_id
+            if segment.start == 0:
+                conv[unit].zero_()
+                delta[unit].zero_()
+            mixed = causal_conv(qkv[None, part], conv[unit][None], conv_weight)[0]
+            out[part] = self._scan(mixed, g[part], beta[part], delta[unit], segment)
+        return out
+
+    def _decode(
+        self,
+        conv: Tensor,
+        delta: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+        state_ids: Tensor,
+        fresh: Tensor,
+    ) -> Tensor:
+        """One token of every sequence: gather the states, step, scatter them back."""
+        qkv, conv_weight, g, beta = inputs
+        conv_in = torch.where(fresh[:, None, None], 0.0, conv[state_ids])
+        delta_in = torch.where(fresh[:, None, None, None], 0.0, delta[state_ids])
+        mixed = causal_conv(qkv[:, None], conv_in, conv_weight)[:, 0]
+        out = step(*self._split(mixed), g, beta, delta_in)
+        conv[state_ids] = conv_in
+        delta[state_ids] = delta_in
+        return out
+
+    def _scan(self, mixed: Tensor, g: Tensor, beta: Tensor, delta: Tensor, segment: Segment) -> Tensor:
+        """Advance one sequence's matrix state over its tokens, cut where the segment has anchors."""
+        q, k, v = self._split(mixed)
+        rows = len(mixed)
+        if not self.numerics.exact:
+            offsets = sorted({a - segment.start for a in segment.anchors})
+            return chunked(q, k, v, g, beta, delta, [a for a in offsets if 0 < a < rows])
+        state = delta[None]
+        one = (slice(i, i + 1) for i in range(rows))
+        return torch.cat([step(q[s], k[s], v[s], g[s], beta[s], state) for s in one])
+
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """float32 [n, conv_dim] -> q, k [n, Hk, Dk] and v [n, Hv, Dv]."""
+        spec = self.spec
+        keys = spec.num_k_heads * spec.k_dim
+        q, k, v = mixed.split([keys, keys, spec.num_v_heads * spec.v_dim], dim=-1)
+        return (
+            q.unflatten(-1, (spec.num_k_heads, spec.k_dim)),
+            k.unflatten(-1, (spec.num_k_heads, spec.k_dim)),
+            v.unflatten(-1, (spec.num_v_heads, spec.v_dim)),
+        )

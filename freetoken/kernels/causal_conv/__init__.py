@@ -1,0 +1,24 @@
+"""Depthwise causal convolution over tokens, with the last inputs carried between calls.
+
+    causal_conv(x, state, weight)
+        x        [B, n, C]      n new inputs of B sequences
+        state    [B, C, K - 1]  the inputs before them, oldest first      (mutated: the last K - 1 inputs)
+        weight   float32 [K, C]
+        Returns  float32 [B, n, C], silu applied
+
+Sums run over the K taps in one order, so results don't depend on how tokens are cut into calls.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freetoken.kernels._choose import choose
+from freetoken.kernels.causal_conv import reference
+
+MAKERS = (reference,)
+
+
+def causal_conv(x: Tensor, state: Tensor, weight: Tensor) -> Tensor:
+    out: Tensor = choose(MAKERS, x.device.type).causal_conv(x, state, weight)
+    return out

@@ -1,0 +1,27 @@
+"""y = x W^T + b.
+
+    linear(x, weight, bias)         x [.., K], weight [N, K], bias [N] -> [.., N] in x's dtype; sums at
+                                    least in float32, one rounding
+    linear_exact(x, weight, bias)   x [R, K] -> float32 [R, N]; a row's result depends on that row alone
+
+Neither mutates nor syncs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freetoken.kernels._choose import choose
+from freetoken.kernels.linear import reference
+
+MAKERS = (reference,)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = choose(MAKERS, x.device.type).linear(x, weight, bias)
+    return out
+
+
+def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = choose(MAKERS, x.device.type).linear_exact(x, weight, bias)
+    return out

@@ -1,0 +1,29 @@
+"""The gated MLP: dense layers and shared experts.
+
+Rounding points: products in the compute dtype, `act(gate) * up` in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freetoken.kernels.activation import activate
+from freetoken.layers.linear import Linear
+
+
+class GatedMLP:
+    """down(act(gate x) * up x). gate_up holds gate rows, then up rows, then `extra` more outputs."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+        self.width = down.weight.shape[1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        return self.finish(self.gate_up(x), x)
+
+    def finish(self, products: Tensor, x: Tensor) -> Tensor:
+        gate, up = products[:, : self.width], products[:, self.width : 2 * self.width]
+        return self.down((activate(self.activation, gate) * up).to(x.dtype))

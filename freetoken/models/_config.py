@@ -1,0 +1,52 @@
+"""Reading config.json facts that the Qwen families spell alike, with every fault reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from freetoken.core.model_config import ConfigReader
+from freetoken.kernels import activation
+from freetoken.layers import rope
+
+
+def eos_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """`eos_token_id` may be absent, a number or a list."""
+    value = raw.get("eos_token_id")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(int(v) for v in values if isinstance(v, int))
+
+
+def dtype_name(raw: Mapping[str, Any]) -> str:
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+
+
+def activation_name(read: ConfigReader) -> str:
+    name = str(read.read("hidden_act", str, default="silu"))
+    read.require(
+        name in activation.NAMES, f"hidden_act {name!r} is unknown, there are {', '.join(activation.NAMES)}"
+    )
+    return name
+
+
+def rope_facts(read: ConfigReader, partial_default: float) -> tuple[float, float, Mapping[str, Any] | None]:
+    """(theta, rotated share of the head, scaling or None), from the new spelling or the old one."""
+    new = read.read("rope_parameters", dict, default={})
+    scaling = dict(new or read.read("rope_scaling", dict, default={}))
+    theta = scaling.get("rope_theta") or read.read("rope_theta", float, default=10000.0)
+    partial = scaling.get("partial_rotary_factor")
+    if partial is None:
+        partial = read.read("partial_rotary_factor", float, default=partial_default)
+    kind = rope.scaling_kind(scaling)
+    read.require(
+        kind in rope.KINDS, f"rope type {kind!r} is not supported, there are {', '.join(rope.KINDS)}"
+    )
+    needed = {
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }
+    for key in needed.get(kind, ()):
+        read.require(isinstance(scaling.get(key), (int, float)), f"rope {kind} needs {key}")
+    if kind == "yarn" and not scaling.get("factor"):
+        read.require(bool(scaling.get("original_max_position_embeddings")), "rope yarn needs factor")
+    return float(theta), float(partial), None if kind == "default" else scaling

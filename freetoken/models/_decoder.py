@@ -1,0 +1,138 @@
+"""The decoder that the Qwen families share: norm, mixer, residual; norm, experts or MLP, residual.
+
+A family differs by its config, its tensor names and `norm_offset` (1.0 where norm weights are stored
+around zero). Every part tells the device what it costs; experts are charged by who computes them.
+Invariant: a forward reads no device value on the host and keeps nothing but pages and states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from freetoken.attention import full, gated_delta
+from freetoken.core import cost
+from freetoken.core.batch import Batch
+from freetoken.core.interfaces import Device, Model, Numerics, Pool, Routing, StateSpec, WeightSource
+from freetoken.core.model_config import ModelConfig
+from freetoken.layers.embedding import Embedding
+from freetoken.layers.linear import Linear
+from freetoken.layers.mlp import GatedMLP
+from freetoken.layers.moe import Router, SharedExpert
+from freetoken.layers.norm import RMSNorm
+from freetoken.layers.rope import Rope
+from freetoken.models._mixers import AttentionMixer, DeltaMixer
+from freetoken.models._tensors import LayerReader, check
+
+
+def state_specs(config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
+    """One spec per mixer kind that the model has: `kv` pages, then recurrent `state`."""
+    specs = []
+    if config.attention and config.num_mixers(full.KIND):
+        specs.append(full.state_spec(config.attention, config.num_mixers(full.KIND), page_size, dtype))
+    if config.delta and config.num_mixers(gated_delta.KIND):
+        specs.append(gated_delta.state_spec(config.delta, config.num_mixers(gated_delta.KIND), dtype))
+    return tuple(specs)
+
+
+class Decoder(Model):
+    """A decoder-only language model with mixers and MLPs chosen per layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        device: Device,
+        numerics: Numerics,
+        pools: Mapping[str, Pool],
+        *,
+        norm_offset: float = 0.0,
+    ) -> None:
+        check(config, source)
+        if numerics.exact:
+            numerics = Numerics(dtype=torch.float32, exact=True)
+        self.config, self.numerics = config, numerics
+        self._device, self._offset = device, norm_offset
+        place, exact = device.torch_device, numerics.exact
+        top = LayerReader(source, -1, numerics.dtype, place, exact=exact)
+        self._embedding = Embedding(top("model.embed_tokens.weight"))
+        self._final_norm = RMSNorm(top("model.norm.weight"), config.norm_eps, norm_offset)
+        head = self._embedding.weight if config.tie_embeddings else top("lm_head.weight")
+        self._head = Linear(head, exact=exact)
+        self._make_storage(pools)
+        self._mixers: list[AttentionMixer | DeltaMixer] = []
+        self._routers: list[Router | None] = []
+        self._mlps: list[SharedExpert | GatedMLP | None] = []
+        self._norms: list[tuple[RMSNorm, RMSNorm]] = []
+        for layer in range(config.num_layers):
+            self._add_layer(layer, LayerReader(source, layer, numerics.dtype, place, exact=exact))
+
+    def _make_storage(self, pools: Mapping[str, Pool]) -> None:
+        config, place = self.config, self._device.torch_device
+        if config.attention and (count := config.num_mixers(full.KIND)):
+            self._rope = Rope(config.attention, config.max_position, place)
+            self._kv = full.FullAttention(config.attention, count, self.numerics, pools["kv"])
+        if config.delta and (count := config.num_mixers(gated_delta.KIND)):
+            self._state = gated_delta.GatedDelta(config.delta, count, self.numerics, pools["state"])
+
+    def _add_layer(self, layer: int, read: LayerReader) -> None:
+        config, moe, index = self.config, self.config.moe, self.config.mixer_index(layer)
+        names = ("input_layernorm.weight", "post_attention_layernorm.weight")
+        before, after = (RMSNorm(read(name), config.norm_eps, self._offset) for name in names)
+        self._norms.append((before, after))
+        if config.layers[layer].mixer == full.KIND:
+            mixer = AttentionMixer(config, read, index, self._kv, self._rope, self._offset)
+            self._mixers.append(mixer)
+        else:
+            self._mixers.append(DeltaMixer(config, read, index, self._state))
+        if moe is None or config.moe_layer_of[layer] < 0:
+            self._routers.append(None)
+            self._mlps.append(self._mlp(read, "mlp."))
+            return
+        gate = read("mlp.gate.weight", torch.float32)
+        self._routers.append(Router(gate, moe.top_k, moe.norm_topk, exact=read.exact))
+        shared = SharedExpert(self._mlp(read, "mlp.shared_expert.", gated=True)) if moe.shared_size else None
+        self._mlps.append(shared)
+
+    def _mlp(self, read: LayerReader, name: str, *, gated: bool = False) -> GatedMLP:
+        weights = [read(f"{name}{part}_proj.weight") for part in ("gate", "up")]
+        if gated:
+            weights.append(read("mlp.shared_expert_gate.weight"))
+        down = Linear(read(f"{name}down_proj.weight"), exact=read.exact)
+        return GatedMLP(Linear.join(weights, exact=read.exact), down, self.config.activation)
+
+    def embed(self, batch: Batch) -> Tensor:
+        return self._embedding(batch.ids)
+
+    def mix(self, layer: int, h: Tensor, batch: Batch) -> Tensor:
+        out = h + self._mixers[layer](self._norms[layer][0](h), batch)
+        rows = batch.num_live
+        lengths = [len(s.token_ids) for s in batch.segments]
+        seen = sum(n * c for n, c in zip(lengths, batch.context_len, strict=False)) // max(rows, 1)
+        self._device.charge(*cost.mixer(self.config, layer, rows, seen))
+        return out
+
+    def route(self, layer: int, h: Tensor, batch: Batch) -> tuple[Tensor, Routing]:
+        router = self._routers[layer]
+        assert router is not None
+        x = self._norms[layer][1](h)
+        return x, router(x, batch.live)
+
+    def combine(self, layer: int, h: Tensor, x: Tensor, routed: Tensor) -> Tensor:
+        shared = self._mlps[layer]
+        if isinstance(shared, SharedExpert):
+            routed = routed + shared(x)
+        self._device.charge(*cost.shared_expert(self.config, x.shape[0]))
+        return h + routed.to(h.dtype)
+
+    def dense(self, layer: int, h: Tensor) -> Tensor:
+        mlp = self._mlps[layer]
+        assert isinstance(mlp, GatedMLP)
+        self._device.charge(*cost.dense_mlp(self.config, h.shape[0]))
+        return h + mlp(self._norms[layer][1](h))
+
+    def head(self, h: Tensor, rows: Tensor) -> Tensor:
+        self._device.charge(*cost.head(self.config, rows.shape[0]))
+        return self._head(self._final_norm(h[rows])).float()

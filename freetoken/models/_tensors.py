@@ -1,0 +1,157 @@
+"""What tensors a decoder has, by its ModelConfig, and how they are read.
+
+Owns names and shapes of attention, DeltaNet, MLP and expert tensors in the Hugging Face spelling that
+the Qwen families share. Invariant: what is not listed here is never read, and `check` reports every
+missing, unknown or ill-shaped tensor at once before the first byte is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch import Tensor
+
+from freetoken.core.interfaces import ExpertSink, WeightSource
+from freetoken.core.model_config import ModelConfig
+from freetoken.weights.names import check_tensors
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def prefix(layer: int) -> str:
+    return f"model.layers.{layer}."
+
+
+def is_fused(names: Set[str], layer: int) -> bool:
+    """True when a layer's experts are stored as two tensors instead of three per expert."""
+    return prefix(layer) + "mlp.experts.gate_up_proj" in names
+
+
+def _attention(config: ModelConfig) -> Shapes:
+    spec, hidden = config.attention, config.hidden_size
+    assert spec is not None
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    sizes = {"q_proj": query * (2 if spec.gated else 1), "k_proj": kv, "v_proj": kv}
+    out: Shapes = {f"self_attn.{name}.weight": (rows, hidden) for name, rows in sizes.items()}
+    out["self_attn.o_proj.weight"] = (hidden, query)
+    if spec.bias:
+        out |= {f"self_attn.{name}.bias": (rows,) for name, rows in (*sizes.items(), ("o_proj", hidden))}
+    if spec.qk_norm:
+        out |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
+    return out
+
+
+def _delta(config: ModelConfig) -> Shapes:
+    spec, hidden = config.delta, config.hidden_size
+    assert spec is not None
+    value = spec.num_v_heads * spec.v_dim
+    return {
+        "linear_attn.in_proj_qkv.weight": (spec.conv_dim, hidden),
+        "linear_attn.in_proj_z.weight": (value, hidden),
+        "linear_attn.in_proj_b.weight": (spec.num_v_heads, hidden),
+        "linear_attn.in_proj_a.weight": (spec.num_v_heads, hidden),
+        "linear_attn.conv1d.weight": (spec.conv_dim, 1, spec.conv_kernel),
+        "linear_attn.A_log": (spec.num_v_heads,),
+        "linear_attn.dt_bias": (spec.num_v_heads,),
+        "linear_attn.norm.weight": (spec.v_dim,),
+        "linear_attn.out_proj.weight": (hidden, value),
+    }
+
+
+_MIXERS = {"full": _attention, "gated_delta": _delta}
+
+
+def _gated_mlp(name: str, size: int, hidden: int) -> Shapes:
+    return {
+        f"{name}gate_proj.weight": (size, hidden),
+        f"{name}up_proj.weight": (size, hidden),
+        f"{name}down_proj.weight": (hidden, size),
+    }
+
+
+def _experts(config: ModelConfig, fused: bool) -> Shapes:
+    moe, hidden = config.moe, config.hidden_size
+    assert moe is not None
+    if fused:
+        return {
+            "mlp.experts.gate_up_proj": (moe.num_experts, 2 * moe.expert_size, hidden),
+            "mlp.experts.down_proj": (moe.num_experts, hidden, moe.expert_size),
+        }
+    out: Shapes = {}
+    for expert in range(moe.num_experts):
+        out |= _gated_mlp(f"mlp.experts.{expert}.", moe.expert_size, hidden)
+    return out
+
+
+def _mlp(config: ModelConfig, kind: str, fused: bool) -> Shapes:
+    moe, hidden = config.moe, config.hidden_size
+    if kind == "dense":
+        return _gated_mlp("mlp.", config.dense_size, hidden)
+    assert moe is not None
+    out = {"mlp.gate.weight": (moe.num_experts, hidden), **_experts(config, fused)}
+    if moe.shared_size:
+        out |= _gated_mlp("mlp.shared_expert.", moe.shared_size, hidden)
+        out["mlp.shared_expert_gate.weight"] = (1, hidden)
+    return out
+
+
+def expected(config: ModelConfig, source: WeightSource) -> Shapes:
+    """Every tensor the model needs, canonical name to shape."""
+    out: Shapes = {
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "model.norm.weight": (config.hidden_size,),
+    }
+    if not config.tie_embeddings:
+        out["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    names = set(source.names())
+    for layer, spec in enumerate(config.layers):
+        parts: Shapes = {
+            "input_layernorm.weight": (config.hidden_size,),
+            "post_attention_layernorm.weight": (config.hidden_size,),
+            **_MIXERS[spec.mixer](config),
+            **_mlp(config, spec.mlp, is_fused(names, layer)),
+        }
+        out |= {prefix(layer) + name: shape for name, shape in parts.items()}
+    return out
+
+
+def check(config: ModelConfig, source: WeightSource) -> None:
+    """WeightsError with all faults unless the source holds just what the model needs."""
+    check_tensors(source, expected(config, source), optional=("lm_head.weight",))
+
+
+def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) -> None:
+    """Hand every expert's matrices to the sink, as stored, layer by layer."""
+    moe = config.moe
+    assert moe is not None
+    names = set(source.names())
+    for layer, moe_layer in enumerate(config.moe_layer_of):
+        if moe_layer < 0:
+            continue
+        at = prefix(layer) + "mlp.experts."
+        fused = is_fused(names, layer)
+        for expert in range(moe.num_experts):
+            if fused:
+                both = source.read_rows(at + "gate_up_proj", expert, expert + 1)[0]
+                gate, up = both[: moe.expert_size], both[moe.expert_size :]
+                down = source.read_rows(at + "down_proj", expert, expert + 1)[0]
+            else:
+                parts = (f"{at}{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+                gate, up, down = (source.read(part) for part in parts)
+            sink.put(moe_layer, expert, gate, up, down)
+
+
+class LayerReader:
+    """Reads one layer's tensors by their short names, in the compute dtype on the device."""
+
+    def __init__(
+        self, source: WeightSource, layer: int, dtype: torch.dtype, device: torch.device, *, exact: bool
+    ) -> None:
+        self._source, self._prefix = source, prefix(layer) if layer >= 0 else ""
+        self.dtype, self.device, self.exact = dtype, device, exact
+
+    def __call__(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy: never a view of the file, which may go away."""
+        stored = self._source.read(self._prefix + name)
+        return stored.to(self.device, dtype or self.dtype, copy=True)

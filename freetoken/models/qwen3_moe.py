@@ -1,0 +1,134 @@
+"""Qwen3 MoE: full attention with normed q and k, routed experts, some layers dense if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from freetoken.core.interfaces import (
+    Device,
+    ExpertSink,
+    Model,
+    ModelFamily,
+    Numerics,
+    Pool,
+    StateSpec,
+    WeightSource,
+)
+from freetoken.core.model_config import AttentionSpec, ConfigReader, LayerSpec, ModelConfig, MoESpec
+from freetoken.models import _config, _decoder, _tensors
+
+TINY: Mapping[str, Any] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [1],
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "eos_token_id": 2,
+    "dtype": "float32",
+}
+
+
+def _layers(read: ConfigReader, num_experts: int) -> tuple[LayerSpec, ...]:
+    """Every `decoder_sparse_step`-th layer has experts unless `mlp_only_layers` names it."""
+    step = read.read("decoder_sparse_step", int, default=1)
+    read.require(step > 0, "decoder_sparse_step must be positive")
+    dense = read.read("mlp_only_layers", list, default=[])
+    return tuple(
+        LayerSpec(
+            "full", "moe" if i not in dense and num_experts and (i + 1) % max(step, 1) == 0 else "dense"
+        )
+        for i in range(read.read("num_hidden_layers", int))
+    )
+
+
+def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
+    heads = read.read("num_attention_heads", int)
+    head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
+    theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
+    sliding = read.read("use_sliding_window", bool, default=False)
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=read.read("num_key_value_heads", int, default=heads),
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * partial),
+        rope_theta=theta,
+        bias=read.read("attention_bias", bool, default=False),
+        rope_scaling=scaling,
+        window=read.read("sliding_window", int, default=4096) if sliding else None,
+    )
+    read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
+    return spec
+
+
+class Qwen3MoeFamily(ModelFamily):
+    model_types = ("qwen3_moe",)
+    TINY = TINY
+
+    def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
+        read = ConfigReader(raw, "config.json")
+        hidden = read.read("hidden_size", int)
+        activation = _config.activation_name(read)
+        moe = MoESpec(
+            num_experts=read.read("num_experts", int, "num_local_experts"),
+            top_k=read.read("num_experts_per_tok", int, "num_experts_per_token"),
+            expert_size=read.read("moe_intermediate_size", int),
+            norm_topk=read.read("norm_topk_prob", bool, default=False),
+            activation=activation,
+        )
+        read.require(0 < moe.top_k <= moe.num_experts, "num_experts_per_tok must be 1..num_experts")
+        layers = _layers(read, moe.num_experts)
+        has_dense = any(layer.mlp == "dense" for layer in layers)
+        config = ModelConfig(
+            family="qwen3_moe",
+            vocab_size=read.read("vocab_size", int),
+            hidden_size=hidden,
+            layers=layers,
+            max_position=read.read("max_position_embeddings", int, default=32768),
+            norm_eps=read.read("rms_norm_eps", float, default=1e-6),
+            tie_embeddings=read.read("tie_word_embeddings", bool, default=False),
+            dtype=_config.dtype_name(raw),
+            eos_ids=_config.eos_ids(raw),
+            moe=moe,
+            attention=_attention(read, hidden),
+            dense_size=read.read("intermediate_size", int) if has_dense else 0,
+            activation=activation,
+        )
+        read.finish()
+        return config
+
+    def state_specs(self, config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
+        return _decoder.state_specs(config, page_size, dtype)
+
+    def build(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        device: Device,
+        numerics: Numerics,
+        pools: Mapping[str, Pool],
+    ) -> Model:
+        return _decoder.Decoder(config, source, device, numerics, pools)
+
+    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
+        _tensors.load_experts(config, source, put)
+
+
+FAMILY = Qwen3MoeFamily()

@@ -1,0 +1,35 @@
+"""Tiles of uncoded weights: gate [w, H], up [w, H], down transposed [w, H], one after the other.
+
+Lossless for sources of the same type; decoding is a view.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freetoken.core.interfaces import WeightFormat
+
+
+class PlainFormat(WeightFormat):
+    """A format whose code is the number itself, of one torch dtype."""
+
+    block = 1
+    error_bound = 0.0
+    dtype: torch.dtype
+
+    def detects(self, dtype: torch.dtype) -> bool:
+        return dtype == self.dtype
+
+    def tile_bytes(self, tile_width: int, hidden: int) -> int:
+        return 3 * tile_width * hidden * self.dtype.itemsize
+
+    def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
+        parts = out.view(self.dtype).view(3, *gate.shape)
+        for part, matrix in zip(parts, (gate, up, down_t), strict=True):
+            part.copy_(matrix)
+
+    def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+        used = tiles[..., : self.tile_bytes(tile_width, hidden)]
+        gate, up, down_t = used.view(self.dtype).unflatten(-1, (3, tile_width, hidden)).unbind(-3)
+        return gate, up, down_t

@@ -1,0 +1,15 @@
+"""Weights as float16, as stored by the checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from freetoken.quant._plain import PlainFormat
+
+
+class F16(PlainFormat):
+    name = "f16"
+    dtype = torch.float16
+
+
+FORMAT = F16()

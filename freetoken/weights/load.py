@@ -1,0 +1,98 @@
+"""A checkpoint directory as one opened thing: config, generation defaults, tensors.
+
+Knows no family: the raw config goes to whoever reads its `model_type`. Every fault of the directory is
+a WeightsError with a stable code that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from freetoken.core.errors import WeightsError, nearest
+from freetoken.core.log import logger
+from freetoken.weights.names import CanonicalSource
+from freetoken.weights.safetensors import open_directory
+
+_log = logger("weights")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """config.json and generation_config.json as read, and the tensors under canonical names.
+
+    skipped   stored names of parts that a text model doesn't use
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    source: CanonicalSource
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def skipped(self) -> list[str]:
+        return self.source.skipped
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a Hugging Face checkpoint directory; nothing but headers is read yet."""
+    directory = _directory(Path(path).expanduser())
+    config = _read_json(directory / "config.json")
+    if "model_type" not in config:
+        raise WeightsError(
+            f"{directory / 'config.json'} has no model_type.",
+            code="invalid_model_config",
+            hint="Check the checkpoint's config.json.",
+        )
+    defaults = directory / "generation_config.json"
+    generation = _read_json(defaults) if defaults.exists() else {}
+    source = CanonicalSource(open_directory(directory))
+    if source.skipped:
+        groups = sorted({name.split(".layers.")[0].rsplit(".", 1)[0] for name in source.skipped})
+        _log.info("skipped %d tensors that text doesn't need: %s", len(source.skipped), ", ".join(groups[:8]))
+    return Checkpoint(directory, config, source, generation)
+
+
+def _directory(path: Path) -> Path:
+    if path.is_file():
+        path = path.parent
+    if not path.is_dir():
+        parent = next((p for p in path.parents if p.is_dir()), Path("."))
+        near = nearest(path.name, (p.name for p in parent.iterdir() if p.is_dir()))
+        raise WeightsError(
+            f"There is no model at {path}.",
+            code="unknown_path",
+            hint=near or f"Look into {parent}; --model takes a directory with config.json.",
+        )
+    if not (path / "config.json").is_file():
+        inside = sorted(p.parent.name for p in path.glob("*/config.json"))
+        raise WeightsError(
+            f"{path} has no config.json.",
+            code="missing_config",
+            hint=f"Models inside: {', '.join(inside)}."
+            if inside
+            else "Point --model at a checkpoint directory.",
+        )
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise WeightsError(
+            f"{path} is not valid JSON: {error}.", code="invalid_json", hint="Copy or download it again."
+        ) from error
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path} is not a JSON object.", code="invalid_json", hint="Copy it again.")
+    return value

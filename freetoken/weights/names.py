@@ -1,0 +1,111 @@
+"""One spelling of tensor names, whatever wrapper class wrote the checkpoint.
+
+Canonical: `model.<...>` for the decoder and `lm_head.weight`. Prefixes of multimodal wrappers are
+mapped; parts that a text model doesn't use (vision tower, multi-token prediction) are skipped and
+listed. Names that fit nothing stay as they are: the family's check will report them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from freetoken.core.errors import WeightsError
+from freetoken.core.interfaces import WeightSource
+
+_PREFIXES = (
+    ("model.language_model.lm_head.", "lm_head."),
+    ("model.language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.model.", "model."),
+    ("language_model.", "model."),
+    ("model.text_model.", "model."),
+)
+_BARE = re.compile(r"^(embed_tokens|layers|norm)\.")
+_SKIPPED = re.compile(
+    r"^(model\.)?(mtp|visual|vision_tower|vision_model|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
+)
+
+
+def canonical(name: str) -> str | None:
+    """Return the canonical name, or None for a tensor that is skipped."""
+    if _SKIPPED.search(name):
+        return None
+    for prefix, replacement in _PREFIXES:
+        if name.startswith(prefix):
+            name = replacement + name[len(prefix) :]
+            break
+    if _SKIPPED.search(name):
+        return None
+    return "model." + name if _BARE.match(name) else name
+
+
+class CanonicalSource(WeightSource):
+    """A source under canonical names. `skipped` lists the stored names left out."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._stored: dict[str, str] = {}
+        self.skipped: list[str] = []
+        for stored in source.names():
+            name = canonical(stored)
+            if name is None:
+                self.skipped.append(stored)
+            elif name in self._stored:
+                raise WeightsError(
+                    f"Tensors {self._stored[name]} and {stored} are the same part of the model.",
+                    code="duplicate_tensor",
+                    hint="Remove the file that doesn't belong to this checkpoint.",
+                )
+            else:
+                self._stored[name] = stored
+
+    def names(self) -> Iterable[str]:
+        return self._stored.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(self._stored.get(name, name))
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._source.dtype(self._stored.get(name, name))
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(self._stored.get(name, name))
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._source.read_rows(self._stored.get(name, name), start, stop)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def check_tensors(
+    source: WeightSource, expected: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()
+) -> None:
+    """Compare what a model needs with what is there; one WeightsError lists every fault.
+
+    expected   name -> shape
+    optional   names that may be there and are not used
+    """
+    present = set(source.names())
+    missing = sorted(set(expected) - present)
+    unknown = sorted(present - set(expected) - set(optional))
+    wrong = [
+        f"{name} has shape {list(source.shape(name))}, expected {list(shape)}"
+        for name, shape in sorted(expected.items())
+        if name in present and source.shape(name) != shape
+    ]
+    if not (missing or unknown or wrong):
+        return
+    parts = [("missing", missing), ("unknown", unknown), ("of wrong shape", wrong)]
+    text = ". ".join(f"{len(names)} tensors {what}: {', '.join(names)}" for what, names in parts if names)
+    code = "missing_tensor" if missing else "unknown_tensor" if unknown else "wrong_shape"
+    raise WeightsError(
+        f"The checkpoint doesn't fit its config.json. {text}.",
+        code=code,
+        hint="Check that config.json and the weights belong to the same model.",
+    )
