@@ -1,0 +1,112 @@
+"""The expert bank: every routed expert's record in host memory, the source of truth.
+
+Owns one contiguous, 4096-byte aligned buffer, filled in its final layout while a checkpoint is read;
+a `phantom` bank has sizes but no bytes. Doesn't know where else an expert is resident.
+Expert id = layer * num_experts + expert, here and everywhere.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from freetoken.core.errors import WeightsError
+from freetoken.core.interfaces import ExpertSink, WeightFormat
+from freetoken.core.model_config import ModelConfig
+from freetoken.experts.record import RECORD_ALIGN, RecordLayout, layout
+
+
+class ExpertBank(ExpertSink):
+    """`layouts` names each MoE layer's record geometry, `formats` its weight format.
+
+    num_layers, num_experts   L and E
+    buffer                    uint8 [total bytes], a meta tensor if phantom
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[RecordLayout],
+        formats: Sequence[WeightFormat],
+        num_experts: int,
+        *,
+        phantom: bool = False,
+    ) -> None:
+        self.layouts, self.formats = tuple(layouts), tuple(formats)
+        self.num_layers, self.num_experts = len(self.layouts), num_experts
+        self.phantom = phantom
+        self._starts = [0]
+        for one in self.layouts:
+            self._starts.append(self._starts[-1] + one.record_bytes * num_experts)
+        self.buffer = _aligned(self._starts[-1], phantom)
+        self._layers = [
+            self.buffer[a:b].view(num_experts, one.record_bytes)
+            for a, b, one in zip(self._starts[:-1], self._starts[1:], self.layouts, strict=True)
+        ]
+        self._seen = bytearray(self.num_layers * num_experts)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: the largest record."""
+        return max(one.record_bytes for one in self.layouts)
+
+    def layer(self, layer: int) -> Tensor:
+        """uint8 [E, record_bytes], a view."""
+        return self._layers[layer]
+
+    def record(self, expert_id: int) -> Tensor:
+        """uint8 [record_bytes], a view."""
+        return self._layers[expert_id // self.num_experts][expert_id % self.num_experts]
+
+    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
+        """Code one expert's matrices into its record: gate, up [I, H] and down [H, I]."""
+        one, fmt = self.layouts[layer], self.formats[layer]
+        self._check_shapes(layer, expert, gate, up, down)
+        record, down_t = self._layers[layer][expert], down.t()
+        for tile in range(one.num_tiles):
+            a = one.tiles_offset + tile * one.tile_bytes
+            cut = slice(tile * one.tile_width, (tile + 1) * one.tile_width)
+            fmt.pack_tile(gate[cut], up[cut], down_t[cut], record[a : a + one.code_bytes])
+        self._seen[layer * self.num_experts + expert] = 1
+
+    def missing(self) -> list[int]:
+        """Expert ids that nobody has put yet."""
+        return [i for i, seen in enumerate(self._seen) if not seen]
+
+    def checksum(self, expert_id: int) -> int:
+        """CRC-32 of a record, to compare a copy with its source."""
+        return zlib.crc32(self.record(expert_id).numpy().data)
+
+    def _check_shapes(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
+        one = self.layouts[layer]
+        wide, tall = (one.expert_size, one.hidden), (one.hidden, one.expert_size)
+        for name, tensor, shape in (("gate", gate, wide), ("up", up, wide), ("down", down, tall)):
+            if tuple(tensor.shape) != shape:
+                raise WeightsError(
+                    f"{name} of expert {expert} in MoE layer {layer} is {list(tensor.shape)}, "
+                    f"expected {list(shape)}.",
+                    code="invalid_tensor_shape",
+                    hint="Check that config.json belongs to these weights.",
+                )
+
+
+def _aligned(num_bytes: int, phantom: bool) -> Tensor:
+    if phantom:
+        return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
+    raw = torch.empty(num_bytes + RECORD_ALIGN, dtype=torch.uint8)
+    start = -raw.data_ptr() % RECORD_ALIGN
+    return raw[start : start + num_bytes]
+
+
+def create(config: ModelConfig, fmt: WeightFormat, *, phantom: bool = False, width: int = 0) -> ExpertBank:
+    """Make the empty bank of a model whose routed experts all share one format."""
+    assert config.moe is not None
+    one = layout(config.hidden_size, config.moe.expert_size, fmt, width)
+    num = config.num_moe_layers
+    return ExpertBank([one] * num, [fmt] * num, config.moe.num_experts, phantom=phantom)

@@ -1,0 +1,142 @@
+"""The arithmetic of routed experts, tile by tile, in the order that the equality rule fixes.
+
+`TileMath` computes; `ShapeMath` touches no tensor: it stands in where only control code and time matter.
+Neither knows where records lie or who asks. Invariant: a tile's partial has the same bits whatever it is
+batched with (every product is [block, H] x [H, w]), and tiles are added in ascending order.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from torch import Tensor
+
+from freetoken.core.errors import ConfigError
+from freetoken.core.interfaces import Numerics
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.rows import Group, Ints, RowPlan, reduce_routes
+from freetoken.kernels.activation import NAMES
+from freetoken.kernels.expert_mlp import expert_mlp
+
+_MAX_ELEMENTS = 1 << 24
+_NOTHING = torch.empty(0, device="meta")
+
+
+class ExpertMath(abc.ABC):
+    """How the tiles of records turn into outputs.
+
+    x        [T + 1, H]                    from gather_rows: the layer's input and a zero row
+    group    n experts of M rows
+    records  uint8 [n, record_bytes]       from gather_records
+    z        float32 [num_rows + 1, H]     running sums of all experts; the last row is zero
+    """
+
+    exact = False
+
+    @abc.abstractmethod
+    def gather_rows(self, x: Tensor) -> Tensor:
+        """[T + 1, H] in x's dtype with a zero row at the end, which `Group.rows` names for padding."""
+
+    @abc.abstractmethod
+    def gather_records(self, view: Tensor, index: Ints) -> Tensor:
+        """Rows `index` of a uint8 [units, bytes] view."""
+
+    @abc.abstractmethod
+    def output(self, num_rows: int, hidden: int) -> Tensor:
+        """A new z."""
+
+    @abc.abstractmethod
+    def partials(self, layer: int, x: Tensor, group: Group, records: Tensor, first: int, last: int) -> Tensor:
+        """float32 [t, n, M, H]: tiles [first, last) of each expert."""
+
+    @abc.abstractmethod
+    def add(self, z: Tensor, group: Group, places: Ints | None, partials: Tensor, first: int) -> None:
+        """Add partials of experts `places` of the group (None = all) in tile order; tile 0 starts a sum."""
+
+    @abc.abstractmethod
+    def reduce(self, z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
+        """float32 [T, H]: the weighted sum over routes in ascending expert id."""
+
+
+class TileMath(ExpertMath):
+    """Real arithmetic over records of a bank's layouts."""
+
+    def __init__(self, bank: ExpertBank, activation: str, numerics: Numerics) -> None:
+        if activation not in NAMES:
+            raise ConfigError(
+                f"Experts with activation {activation!r} are not known; there are {', '.join(NAMES)}.",
+                code="unknown_activation",
+                hint="Choose a checkpoint with one of these.",
+            )
+        self._bank, self._activation = bank, activation
+        self.exact = numerics.exact
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        return torch.cat([x.float() if self.exact else x, x.new_zeros((1, x.shape[1]))])
+
+    def gather_records(self, view: Tensor, index: Ints) -> Tensor:
+        return view[torch.from_numpy(index)]
+
+    def output(self, num_rows: int, hidden: int) -> Tensor:
+        return torch.zeros((num_rows + 1, hidden))
+
+    def partials(self, layer: int, x: Tensor, group: Group, records: Tensor, first: int, last: int) -> Tensor:
+        one = self._bank.layouts[layer]
+        n, m, b, t = records.shape[0], group.padded, group.block, last - first
+        w, h, blocks = one.tile_width, one.hidden, group.padded // group.block
+        start = one.tiles_offset + first * one.tile_bytes
+        tiles = records[:, start : start + t * one.tile_bytes].unflatten(1, (t, one.tile_bytes))
+        parts = self._bank.formats[layer].tile_weights(tiles[..., : one.code_bytes], w, h)
+        rows = x[group.rows].view(n * blocks, b, h)
+        out = torch.empty((n * blocks, t, b, h))
+        owner = torch.arange(n).repeat_interleave(blocks)
+        step = max(1, _MAX_ELEMENTS // (t * max(b, w) * h))
+        for i in range(0, n * blocks, step):
+            some = rows[i : i + step]
+            weights = parts if step >= n == n * blocks else [p[owner[i : i + step]] for p in parts]
+            gate, up, down_t = (p.reshape(-1, w, h) for p in weights)
+            each = some.unsqueeze(1).expand(-1, t, -1, -1).reshape(-1, b, h)
+            out[i : i + step] = expert_mlp(each, gate, up, down_t, self._activation).view(-1, t, b, h)
+        return out.view(n, blocks, t, b, h).permute(2, 0, 1, 3, 4).reshape(t, n, m, h)
+
+    def add(self, z: Tensor, group: Group, places: Ints | None, partials: Tensor, first: int) -> None:
+        slab = group.slab(z)
+        some = slab if places is None else slab[torch.from_numpy(places)]
+        sum_into(some, partials, first)
+        if places is not None:
+            slab[torch.from_numpy(places)] = some
+
+    def reduce(self, z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
+        return reduce_routes(z, plan, weights)
+
+
+def sum_into(total: Tensor, partials: Tensor, first: int) -> None:
+    """total += partials[0], then partials[1], ...; a run from tile 0 starts the sum."""
+    for tile in range(partials.shape[0]):
+        if first == 0 and tile == 0:
+            total.copy_(partials[0])
+        else:
+            total.add_(partials[tile])
+
+
+class ShapeMath(ExpertMath):
+    """No arithmetic: tensors pass through untouched. Costs are charged by whoever calls."""
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather_records(self, view: Tensor, index: Ints) -> Tensor:
+        return view
+
+    def output(self, num_rows: int, hidden: int) -> Tensor:
+        return _NOTHING
+
+    def partials(self, layer: int, x: Tensor, group: Group, records: Tensor, first: int, last: int) -> Tensor:
+        return _NOTHING
+
+    def add(self, z: Tensor, group: Group, places: Ints | None, partials: Tensor, first: int) -> None:
+        """Nothing to add."""
+
+    def reduce(self, z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
+        return _NOTHING
