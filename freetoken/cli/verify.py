@@ -128,7 +128,7 @@ def _near_tie(token: TokenInfo, tolerance: float) -> bool:
 def _answers(options: Options, prompts: Sequence[str], tokens: int, out: Terminal) -> list[list[TokenInfo]]:
     engine, _ = start_engine(options, out)
     session = LocalSession(engine)
-    params = GenerateParams(temperature=0.0, max_tokens=tokens, logprobs=2, thinking="off")
+    params = GenerateParams(temperature=0.0, max_tokens=tokens, logprobs=2, thinking="off", ignore_eos=True)
     try:
         streams = (session.ask(Conversation((Message.make("user", p),)), params) for p in prompts)
         return [fold(stream).logprobs for stream in streams]

@@ -1,0 +1,30 @@
+# Sourced by run.sh and test.sh: a virtual environment with this checkout in it.
+# shellcheck shell=bash
+
+find_python() {
+  local name
+  for name in "${PYTHON:-python3}" python3.13 python3.12 python3.11 python3.10; do
+    if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      echo "$name"
+      return
+    fi
+  done
+  echo "FreeToken needs Python 3.10 or newer; set PYTHON to one." >&2
+  return 1
+}
+
+set_up() {  # set_up EXTRAS, like '.[fast]'
+  if [ ! -x .venv/bin/python ]; then
+    "$(find_python)" -m venv .venv || {
+      echo "Could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2
+      return 1
+    }
+  fi
+  # Installing again is a matter of seconds, but a demo should start at once: the stamp says what is there.
+  local stamp=.venv/.installed state
+  state="$1 $(cat constraints.txt pyproject.toml | cksum)"
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
+    echo "$state" >"$stamp"
+  fi
+}
