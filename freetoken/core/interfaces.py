@@ -218,6 +218,10 @@ class WeightFormat(abc.ABC):
         return False
 
     @abc.abstractmethod
+    def detects(self, dtype: torch.dtype) -> bool:
+        """True if a plain expert tensor of this type is stored in this format."""
+
+    @abc.abstractmethod
     def tile_bytes(self, tile_width: int, hidden: int) -> int: ...
 
     @abc.abstractmethod

@@ -15,16 +15,14 @@ from freetoken.engine.scheduler import Scheduler
 
 
 class Memory:
-    """The pools of one engine. `kv` and `state` are the scheduler's; slots belong to the backend."""
+    """The pools of one engine: `kv` is named by the scheduler, slots belong to the backend."""
 
-    def __init__(
-        self, plan: Plan, sizes: Sizes, device: Device, kv: Pool, state: Pool | None, experts: ExpertBackend
-    ) -> None:
+    def __init__(self, plan: Plan, sizes: Sizes, device: Device, kv: Pool, experts: ExpertBackend) -> None:
         self.plan = plan
         self.budget_bytes = plan.memory.total_bytes
         self.num_slots = plan.memory.num_slots
         self._sizes, self._device, self._experts = sizes, device, experts
-        self._kv, self._state = kv, state
+        self._kv = kv
 
     def resize_budget(self, scheduler: Scheduler, total_bytes: int) -> None:
         """Serve on with `total_bytes` of device memory, more or less than before.
@@ -88,4 +86,4 @@ class Memory:
             self._kv.relocate(src, dst)
         self._device.synchronize()
         self._kv.resize(num_pages)
-        scheduler.moved(scheduler.pages.resize(num_pages, src, dst), {})
+        scheduler.moved(scheduler.pages.resize(num_pages, src, dst))

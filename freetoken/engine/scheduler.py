@@ -273,11 +273,10 @@ class Scheduler:
         candidates = [r for r in self.running if r.id not in self.in_job and r.page_ids]
         return max(candidates, key=lambda r: r.arrival_s, default=None)
 
-    def moved(self, pages: dict[int, int], states: dict[int, int]) -> None:
-        """Rename units after the pools relocated them."""
+    def moved(self, pages: dict[int, int]) -> None:
+        """Rename pages after the pool relocated them."""
         for request in self.running:
             request.page_ids[:] = [pages.get(p, p) for p in request.page_ids]
-            request.state_id = states.get(request.state_id, request.state_id)
 
     def check(self, extra: Iterable[Request] = ()) -> None:
         """Raise AssertionError unless each unit is free or owned exactly once."""

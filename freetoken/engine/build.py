@@ -1,0 +1,339 @@
+"""The composition root: Options in, a running engine's parts out.
+
+The one place that loads choices of other rooms by name. Order: read headers, find the device, plan,
+refuse what can't fit, then allocate and read weights. Nothing large exists before the plan stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from freetoken.cache.null import NullCache
+from freetoken.chat.codec import ChatCodec
+from freetoken.core import choices, cost
+from freetoken.core.errors import CapacityError, ConfigError, WeightsError
+from freetoken.core.interfaces import (
+    Device,
+    ExpertBackend,
+    ExpertSink,
+    ModelFamily,
+    Numerics,
+    Pool,
+    StateSpec,
+    WeightFormat,
+)
+from freetoken.core.log import logger
+from freetoken.core.model_config import ModelConfig
+from freetoken.core.options import Options
+from freetoken.core.units import format_bytes
+from freetoken.engine.budget import Sizes
+from freetoken.engine.engine import Engine
+from freetoken.engine.memory import Memory
+from freetoken.engine.plan import Facts, Plan, make_plan
+from freetoken.engine.prefill import BufferMaker
+from freetoken.engine.runner import Runner
+from freetoken.engine.sampler import Sampler
+from freetoken.engine.scheduler import Limits, Scheduler
+from freetoken.experts import bank as expert_bank
+from freetoken.experts.backends._none import NoExperts
+from freetoken.experts.setup import ExpertSetup
+from freetoken.weights.load import Checkpoint, open_checkpoint
+
+log = logger("build")
+Progress = Callable[[str, int], None]
+DEMO_MODEL = Path(__file__).resolve().parent.parent / "data" / "demo-model"
+DEMO_NAME = "freetoken-demo"
+PAGE_SIZE = 16
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A loaded model's parts; `engine` is not started yet."""
+
+    engine: Engine
+    codec: ChatCodec
+    config: ModelConfig
+    device: Device
+    generation_defaults: Mapping[str, float]
+
+    @property
+    def plan(self) -> Plan:
+        return self.engine.plan
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and memory as nested plain numbers."""
+        e = self.engine
+        kv, running = e.scheduler.pages, e.scheduler
+        return {
+            "engine": {
+                **e.stats.snapshot(),
+                "running": len(running.running),
+                "waiting": len(running.waiting),
+            },
+            "experts": asdict(e.runner.experts.stats),
+            "memory": {
+                "budget_bytes": e.memory.budget_bytes,
+                "kv_pages_used": kv.num_used,
+                "kv_pages": kv.num_units - 1,
+                "page_size": e.plan.page_size,
+                "slots": max(e.memory.num_slots - 1, 0),
+            },
+            "device": self.device.name,
+            "backend": e.plan.backend,
+            "policy": e.plan.policy,
+            "clock_s": self.device.clock.now(),
+        }
+
+
+def build(options: Options, progress: Progress = lambda phase, percent: None) -> Built:
+    """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated."""
+    progress("reading headers", 0)
+    path = Path(options.model) if options.model else DEMO_MODEL
+    checkpoint = open_checkpoint(path)
+    family = find_family(checkpoint.model_type)
+    config = family.read_config(checkpoint.config)
+    numerics = _numerics(options, config)
+    device = _device(options)
+    codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser)
+    name = path.name if options.model else DEMO_NAME
+    fmt = _weight_format(config, checkpoint)
+    specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
+    facts = _facts(options, name, config, checkpoint, fmt, specs, device)
+    plan = make_plan(options, facts)
+    _preflight(config, facts)
+    progress("reading experts", 5)
+    experts = _experts(options, plan, config, family, checkpoint, fmt, device, numerics, progress)
+    progress("reading dense weights", 90)
+    engine = _engine(plan, facts, config, family, checkpoint, experts, device, numerics)
+    checkpoint.close()
+    progress("ready", 100)
+    defaults = _generation_defaults(checkpoint.generation)
+    engine.eos_ids = tuple(dict.fromkeys([*config.eos_ids, *_ids(checkpoint.generation.get("eos_token_id"))]))
+    return Built(engine, codec, config, device, defaults)
+
+
+def find_family(model_type: str) -> ModelFamily:
+    """Return the family that claims a config's `model_type`."""
+    known: dict[str, ModelFamily] = {}
+    for name in choices.names("freetoken.models"):
+        family: ModelFamily = choices.load("freetoken.models", name).FAMILY
+        known.update(dict.fromkeys(family.model_types, family))
+    if model_type not in known:
+        raise WeightsError(
+            f"Model type {model_type!r} is not supported; there are: {', '.join(sorted(known))}.",
+            code="unknown_model_type",
+            hint="docs/recipes/add-a-model-family.md says how to add one.",
+        )
+    return known[model_type]
+
+
+def _numerics(options: Options, config: ModelConfig) -> Numerics:
+    if options.exact:
+        return Numerics(torch.float32, exact=True)
+    name = options.dtype or config.dtype
+    return Numerics(_DTYPES.get(name, torch.bfloat16))
+
+
+def _device(options: Options) -> Device:
+    name = "cpu" if options.device == "auto" else options.device
+    if options.machine and name != "sim":
+        raise ConfigError("--machine needs --device sim.", code="invalid_option", param="machine")
+    if options.device == "auto" and torch.cuda.is_available():
+        log.warning("a CUDA GPU is here, but this version computes on the CPU")
+    device: Device = choices.load("freetoken.devices", name).create(options)
+    return device
+
+
+def _weight_format(config: ModelConfig, checkpoint: Checkpoint) -> WeightFormat | None:
+    """The format of the routed experts, by the type of the first one's tensor."""
+    name = next((n for n in sorted(checkpoint.source.names()) if ".experts." in n), None)
+    if config.moe is None or name is None:
+        return None
+    dtype = checkpoint.source.dtype(name)
+    for choice in choices.names("freetoken.quant"):
+        fmt: WeightFormat = choices.load("freetoken.quant", choice).FORMAT
+        if fmt.detects(dtype):
+            return fmt
+    raise WeightsError(
+        f"{name} is {dtype}; no weight format reads that.",
+        code="unknown_weight_format",
+        hint=f"There are: {', '.join(choices.names('freetoken.quant'))}.",
+    )
+
+
+def _facts(
+    options: Options,
+    name: str,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    fmt: WeightFormat | None,
+    specs: tuple[StateSpec, ...],
+    device: Device,
+) -> Facts:
+    page_size = options.page_size or PAGE_SIZE
+    dense = sum(
+        torch.Size(checkpoint.source.shape(n)).numel() * 2
+        for n in checkpoint.source.names()
+        if ".experts." not in n
+    )
+    record = num_experts = 0
+    if config.moe is not None and fmt is not None:
+        phantom = expert_bank.create(config, fmt, phantom=True)
+        record, num_experts = phantom.slot_bytes, config.num_moe_layers * config.moe.num_experts
+    chunk = options.max_prefill_length or 2048
+    activations = (chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8
+    sizes = Sizes(
+        dense_bytes=dense,
+        page_bytes=sum(s.unit_bytes for s in specs if s.unit == "page"),
+        page_size=page_size,
+        state_bytes=sum(s.unit_bytes for s in specs if s.unit == "state"),
+        record_bytes=record,
+        num_experts=num_experts,
+        activation_bytes=activations,
+    )
+    free = device.free_bytes()
+    if device.owns_memory:
+        free = int(free * (options.memory_ratio if options.memory_ratio is not None else 1.0))
+        free = min(free, options.gpu_memory or free)
+    return Facts(
+        model_name=name,
+        sizes=sizes,
+        experts_per_token=config.num_moe_layers * (config.moe.top_k if config.moe else 0),
+        expert_flops=cost.expert_flops(config, 1) if config.moe else 0.0,
+        max_position=config.max_position,
+        device=device.name,
+        owns_memory=device.owns_memory,
+        free_bytes=free,
+        host_free_bytes=int(psutil.virtual_memory().available),
+        machine=device.machine,
+        has_states=any(s.unit == "state" for s in specs),
+        run_ahead=device.run_ahead,
+    )
+
+
+def _preflight(config: ModelConfig, facts: Facts) -> None:
+    """Refuse a bank that host memory can't hold, before the first byte is read."""
+    bank = facts.sizes.num_experts * facts.sizes.record_bytes
+    dense = 0 if facts.owns_memory else facts.sizes.dense_bytes
+    if bank + dense > facts.host_free_bytes:
+        raise CapacityError(
+            f"Host memory: experts {format_bytes(bank)} + dense weights {format_bytes(dense)} wanted, "
+            f"{format_bytes(facts.host_free_bytes)} available.",
+            code="host_memory",
+            hint="Close other programs, or use a smaller or more strongly quantised model.",
+        )
+
+
+class _Counting(ExpertSink):
+    """Passes experts on to the bank and reports percent."""
+
+    def __init__(self, sink: ExpertSink, total: int, progress: Progress) -> None:
+        self._sink, self._total, self._progress, self._done = sink, max(total, 1), progress, 0
+
+    def put(self, layer: int, expert: int, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+        self._sink.put(layer, expert, gate, up, down)
+        self._done += 1
+        if self._done % 16 == 0 or self._done == self._total:
+            self._progress("reading experts", 5 + 85 * self._done // self._total)
+
+
+def _experts(
+    options: Options,
+    plan: Plan,
+    config: ModelConfig,
+    family: ModelFamily,
+    checkpoint: Checkpoint,
+    fmt: WeightFormat | None,
+    device: Device,
+    numerics: Numerics,
+    progress: Progress,
+) -> ExpertBackend:
+    """Fill the bank in its final layout and put the chosen backend around it."""
+    if fmt is None or config.moe is None:
+        return NoExperts()
+    bank = expert_bank.create(config, fmt)
+    family.load_experts(config, checkpoint.source, _Counting(bank, len(bank.missing()), progress))
+    if bank.missing():
+        raise WeightsError(f"{len(bank.missing())} experts are missing.", code="missing_experts")
+    policy = choices.load("freetoken.experts.policies", plan.policy).POLICY()
+    setup = ExpertSetup(
+        config=config,
+        bank=bank,
+        device=device,
+        numerics=numerics,
+        policy=policy,
+        num_slots=plan.memory.num_slots,
+        max_slots=plan.max_slots,
+        threads=options.moe_cpu_threads or max((psutil.cpu_count(logical=False) or 2) - 1, 1),
+        cpu_layers=options.moe_cpu_layers or 0,
+        max_fetch=options.moe_hybrid_max_fetch or 0,
+        overlap=not options.disable_moe_prefill_overlap,
+        max_rows=plan.max_running + plan.chunk_tokens,
+        chunk_tokens=plan.chunk_tokens,
+    )
+    backend: ExpertBackend = choices.load("freetoken.experts.backends", plan.backend).create(setup)
+    return backend
+
+
+def _engine(
+    plan: Plan,
+    facts: Facts,
+    config: ModelConfig,
+    family: ModelFamily,
+    checkpoint: Checkpoint,
+    experts: ExpertBackend,
+    device: Device,
+    numerics: Numerics,
+) -> Engine:
+    sizes, memory = facts.sizes, plan.memory
+    kv = device.pool("kv", sizes.page_bytes, memory.num_pages, min_units=2, max_units=plan.max_pages)
+    pools: dict[str, Pool] = {"kv": kv}
+    if facts.has_states:
+        states = memory.num_states
+        pools["state"] = device.pool("state", sizes.state_bytes, states, min_units=states, max_units=states)
+    model = family.build(config, checkpoint.source, device, numerics, pools)
+    sampler = Sampler(plan.max_running + 1, device.torch_device)
+    runner = Runner(model, experts, device, sampler)
+    max_pages = plan.max_model_len // plan.page_size + 2
+    runner.reserve(plan.max_running, plan.chunk_tokens, max_pages, plan.page_size)
+
+    def wants_job(tokens: int) -> bool:
+        """A prefill that would pull much over the link, or pull it once per chunk, goes layer by layer."""
+        absent = experts.absent_bytes(tokens)
+        return absent > 0 and (
+            tokens > plan.chunk_tokens or absent > device.machine.link_bw * plan.prefill_gap_s
+        )
+
+    scheduler = Scheduler(
+        Limits(plan.max_running, plan.chunk_tokens, plan.macro_tokens, plan.page_size, plan.max_model_len),
+        memory.num_pages,
+        memory.num_states,
+        NullCache(),
+        wants_job=wants_job,
+        grow_pages=lambda pages: live.grow_pages(scheduler, pages),
+    )
+    live = Memory(plan, sizes, device, kv, experts)
+    buffers = BufferMaker(max_pages, plan.page_size, device.torch_device, sampler.last_tokens)
+    return Engine(plan, scheduler, runner, live, device, buffers, config.eos_ids)
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [int(v) for v in value] if isinstance(value, list) else [int(value)]
+
+
+def _generation_defaults(raw: Mapping[str, Any]) -> dict[str, float]:
+    """The checkpoint's own sampling defaults; a config that doesn't sample is greedy."""
+    given = {k: float(raw[k]) for k in GENERATION_KEYS if isinstance(raw.get(k), int | float)}
+    if raw.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return given

@@ -1,0 +1,313 @@
+"""LLM: a conversation in, a stream of events out. The waist between protocols and the engine.
+
+Owns the engine, the chat codec and the live generations; thread-safe. The engine's thread hands token
+ids over once a step and wakes each event loop once; text, stop strings and tool calls are read where
+the answer is consumed. Loading runs wherever `load` is called, so a server can listen before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freetoken.chat.codec import AnswerReader, ChatCodec
+from freetoken.chat.conversation import Conversation
+from freetoken.chat.events import Event, Finish
+from freetoken.chat.tokenizer import Tokenizer
+from freetoken.core.errors import BusyError, ContextLengthError, FreeTokenError, RequestError
+from freetoken.core.generate import GenerateParams, Status
+from freetoken.core.log import logger
+from freetoken.core.options import Options
+from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
+from freetoken.engine.build import Built, Progress, build
+from freetoken.engine.plan import Plan
+
+log = logger("llm")
+
+
+class Generation:
+    """One answer on its way: iterate it, in a thread or in an event loop, exactly once.
+
+    The last event is Finish; a failed request raises its FreeTokenError instead.
+    """
+
+    def __init__(self, request_id: str, reader: AnswerReader, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self.prompt_tokens = reader.prompt_tokens
+        self._reader, self._abort = reader, abort
+        self._outputs: deque[Output] = deque()
+        self._wake = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: asyncio.Event | None = None
+
+    def cancel(self) -> None:
+        """Stop generating. Idempotent, never blocks."""
+        self._abort(self.request_id)
+
+    def put(self, output: Output) -> asyncio.AbstractEventLoop | None:
+        """Engine's side: queue an output; returns the loop to wake, if one waits."""
+        with self._wake:
+            self._outputs.append(output)
+            self._wake.notify()
+        return self._loop
+
+    def wake(self) -> None:
+        """Runs in the event loop."""
+        if self._ready is not None:
+            self._ready.set()
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            with self._wake:
+                while not self._outputs:
+                    self._wake.wait()
+            if (yield from self._drain()):
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._ready.clear()
+            if not self._outputs:
+                await self._ready.wait()
+            for event in (drained := list(self._drain())):
+                yield event
+            if drained and isinstance(drained[-1], Finish):
+                return
+
+    def _drain(self) -> Iterator[Event]:
+        """Events of all queued outputs; returns True after the last one."""
+        while self._outputs:
+            output = self._outputs.popleft()
+            if output.error is not None:
+                raise output.error
+            events = self._reader.feed(output)
+            yield from events
+            if events and isinstance(events[-1], Finish):
+                if output.finish is None:
+                    self._abort(self.request_id)
+                return True
+        return False
+
+
+class LLM:
+    """A model that answers. Made by `build_llm`, or made empty and then `load`ed in a thread."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.created = int(time.time())
+        self.model_name = options.served_model_name or Path(options.model or "freetoken-demo").name
+        self._built: Built | None = None
+        self._status = Status("loading", 0)
+        self._live: dict[str, Generation] = {}
+        self._lock = threading.Lock()
+        self._draining = False
+        atexit.register(_close, weakref.ref(self))
+
+    # --- life ---
+
+    def load(self, progress: Progress = lambda phase, percent: None) -> None:
+        """Build the engine and start it; a failure is kept in `status` and raised."""
+
+        def note(phase: str, percent: int) -> None:
+            self._status = Status("loading", min(percent, 99))
+            progress(phase, percent)
+
+        try:
+            built = build(self.options, note)
+        except FreeTokenError as e:
+            self._status = Status("failed", 0, e)
+            raise
+        self._built = built
+        self.model_name = built.plan.model_name
+        built.engine.start(self._dispatch)
+        self._status = Status("ok", 100)
+
+    def close(self) -> None:
+        """Stop the engine. Idempotent."""
+        if self._built is not None:
+            self._built.engine.close()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, let running requests finish, abort what is left after `timeout_s`."""
+        self._draining = True
+        end = time.monotonic() + timeout_s
+        while self._live and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        for request_id in list(self._live):
+            self.abort(request_id)
+
+    # --- facts ---
+
+    @property
+    def built(self) -> Built:
+        """The loaded parts; BusyError while there are none."""
+        if self._built is None:
+            raise self._status.error or BusyError(
+                f"The model is loading ({self._status.percent} %).", code="loading", hint="Try again shortly."
+            )
+        return self._built
+
+    @property
+    def plan(self) -> Plan:
+        return self.built.plan
+
+    @property
+    def max_model_len(self) -> int:
+        return self._built.plan.max_model_len if self._built else 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.built.codec.tokenizer
+
+    @property
+    def codec(self) -> ChatCodec:
+        return self.built.codec
+
+    def status(self) -> Status:
+        if self._built is not None and self._built.engine.error is not None:
+            return Status("failed", 100, self._built.engine.error)
+        return self._status
+
+    def stats(self) -> dict[str, Any]:
+        """Nested plain numbers: engine counters, expert counters, memory."""
+        if self._built is None:
+            return {"status": self._status.state, "percent": self._status.percent}
+        return {"status": self.status().state, "model": self.model_name, **self._built.snapshot()}
+
+    def resize_memory(self, total_bytes: int, timeout_s: float = 60.0) -> None:
+        """Change the device memory budget while requests run; CapacityError leaves all as it was."""
+        self.built.engine.resize(total_bytes).result(timeout_s)
+
+    # --- requests ---
+
+    def submit_chat(self, conversation: Conversation, params: GenerateParams, request_id: str) -> Generation:
+        """Render, tokenise and enqueue; RequestError or ContextLengthError before anything runs."""
+        codec = self.built.codec
+        thinking = params.thinking or self.options.thinking
+        budget = (
+            params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
+        )
+        prompt = codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+        reader = codec.reader(conversation, prompt, stop=params.stop, logprobs=params.logprobs is not None)
+        sampling = self._sampling(params, len(prompt.ids), prompt.think, prompt.stop_ids)
+        submit = Submit(request_id, prompt.ids, sampling, prompt.anchor_positions, prompt.anchor_ids)
+        return self._submit(submit, reader)
+
+    def submit_text(
+        self, prompt: str | NDArray[np.int32], params: GenerateParams, request_id: str
+    ) -> Generation:
+        """Complete a text or an id array, with no template and no parsing of the answer."""
+        codec = self.built.codec
+        ids = codec.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt, np.int32)
+        vocab = self.built.config.vocab_size
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab):
+            raise RequestError(
+                f"Token ids must lie in 0..{vocab - 1}.", code="invalid_token_id", param="prompt"
+            )
+        reader = codec.text_reader(ids, stop=params.stop, logprobs=params.logprobs is not None)
+        return self._submit(Submit(request_id, ids, self._sampling(params, len(ids), None, ())), reader)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; a no-op when it has ended."""
+        if self._built is not None:
+            self._built.engine.abort(request_id)
+
+    def _submit(self, submit: Submit, reader: AnswerReader) -> Generation:
+        if self._draining:
+            raise BusyError("The server is shutting down.", code="draining")
+        limit = self.plan.max_model_len
+        if len(submit.prompt_ids) >= limit:
+            raise ContextLengthError(len(submit.prompt_ids), limit)
+        if not len(submit.prompt_ids):
+            raise RequestError("The prompt is empty.", code="empty_prompt", param="prompt")
+        generation = Generation(submit.request_id, reader, self.abort)
+        with self._lock:
+            if submit.request_id in self._live:
+                raise RequestError(f"Request id {submit.request_id} is in use.", code="duplicate_request")
+            self._live[submit.request_id] = generation
+        self.built.engine.submit(submit)
+        return generation
+
+    def _sampling(
+        self, p: GenerateParams, num_prompt: int, think: ThinkBudget | None, stop_ids: tuple[int, ...]
+    ) -> SamplingParams:
+        """Fill in what the caller left open: the model's generation_config, then neutral values."""
+        given = self.built.generation_defaults
+
+        def pick(value: float | None, name: str, neutral: float) -> float:
+            return value if value is not None else given.get(name, neutral)
+
+        return SamplingParams(
+            temperature=pick(p.temperature, "temperature", 1.0),
+            top_k=int(pick(p.top_k, "top_k", 0)),
+            top_p=pick(p.top_p, "top_p", 1.0),
+            min_p=pick(p.min_p, "min_p", 0.0),
+            presence_penalty=pick(p.presence_penalty, "presence_penalty", 0.0),
+            frequency_penalty=pick(p.frequency_penalty, "frequency_penalty", 0.0),
+            repetition_penalty=pick(p.repetition_penalty, "repetition_penalty", 1.0),
+            logit_bias=self._bias(p.logit_bias),
+            seed=p.seed if p.seed is not None else secrets.randbits(63),
+            max_tokens=p.max_tokens or min(self.plan.max_output_tokens, self.plan.max_model_len - num_prompt),
+            stop_ids=(*stop_ids, *p.stop_token_ids),
+            ignore_eos=p.ignore_eos,
+            logprobs=p.logprobs,
+            think=think,
+        )
+
+    def _bias(self, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:
+        vocab = self.built.config.vocab_size
+        wrong = [i for i in bias if not 0 <= i < vocab]
+        if wrong:
+            raise RequestError(
+                f"logit_bias names token {wrong[0]}; ids lie in 0..{vocab - 1}.",
+                code="invalid_token_id",
+                param="logit_bias",
+            )
+        return tuple(bias.items())
+
+    def _dispatch(self, outputs: list[Output]) -> None:
+        """Engine's thread: queue a step's outputs, then wake each waiting loop once."""
+        loops: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        for output in outputs:
+            with self._lock:
+                generation = self._live.get(output.request_id)
+                if generation is not None and output.finish is not None:
+                    del self._live[output.request_id]
+            if generation is not None:
+                loop = generation.put(output)
+                if loop is not None:
+                    loops.setdefault(loop, []).append(generation)
+        for loop, generations in loops.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_wake, generations)
+
+
+def _close(llm: weakref.ref[LLM]) -> None:
+    """At interpreter exit: a thread inside torch must not outlive it."""
+    if (living := llm()) is not None:
+        living.close()
+
+
+def _wake(generations: list[Generation]) -> None:
+    for generation in generations:
+        generation.wake()
+
+
+def build_llm(options: Options, progress: Progress = lambda phase, percent: None) -> LLM:
+    """Load a model and start serving it in this process."""
+    llm = LLM(options)
+    llm.load(progress)
+    return llm
