@@ -136,18 +136,20 @@ def replay(
     share: float = 1.0,
     warm_up: int = 0,
     prior: Ids | None = None,
+    seeded: bool = True,
 ) -> Counts:
     """Run the decode steps of a trace through `num_slots` slots.
 
     share    of the misses that are filled; the rest is computed on the CPU and leaves no trace
     warm_up  decode steps that are run but not counted
     prior    uses of every expert, int64 [pool], that the policy is seeded with at the start
+    seeded   whether the policy is told of prefills
     """
     state = Residency(policy, trace.pool, num_slots, trace.token_cycle)
     if prior is not None:
         policy.seed(np.flatnonzero(prior).tolist(), prior[prior > 0].tolist(), 0)
         state.place(policy.place(num_slots))
-    prefills = list(reversed(reads.prefills))
+    prefills = list(reversed(reads.prefills)) if seeded else []
     requests = misses = fills = evictions = 0
     for step, layers in enumerate(reads.decode):
         while prefills and prefills[-1][0] == step:
