@@ -9,16 +9,15 @@ quotes no control text equal the plain tokenisation of the rendered text; nothin
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish, Reason, TokenInfo, TokenLogprobs, ToolCallEnd, Usage
-from freetoken.chat.grammar import Grammar
+from freetoken.chat.grammar import Grammar, spoken_rows
 from freetoken.chat.inert import InertText
 from freetoken.chat.parsers import grammar_for
 from freetoken.chat.prompt_form import PromptForm, split_thoughts
@@ -26,24 +25,29 @@ from freetoken.chat.stream_parser import StreamParser
 from freetoken.chat.template import ChatTemplate
 from freetoken.chat.tokenizer import Detokenizer, IntArray, Tokenizer
 from freetoken.core.errors import RequestError
-from freetoken.core.request import ThinkBudget, TokenLogprob
+from freetoken.core.generate import Thinking
+from freetoken.core.request import Output, ThinkBudget, TokenLogprob
+
+_THINKS: dict[Thinking, bool | None] = {"auto": None, "on": True, "off": False}
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A conversation as the engine takes it.
 
-    token_ids           int32 [n]
+    ids                 int32 [n]
     anchor_positions    prefix lengths in 1..n, rising: where blocks begin (before the opening token)
                         and end (behind the closing one): turns, thoughts, calls, results
     starts_in_thinking  the prompt ends inside an open thought
+    anchor_ids          ids around which the answer will have anchors: thoughts, calls, its end
     stop_ids            ids that end the answer
     think               the budget of thinking, None if unlimited
     text                what was rendered, for people; never logged
     """
 
-    token_ids: IntArray
+    ids: IntArray
     anchor_positions: tuple[int, ...]
+    anchor_ids: tuple[int, ...]
     starts_in_thinking: bool
     stop_ids: tuple[int, ...]
     think: ThinkBudget | None
@@ -92,20 +96,27 @@ class ChatCodec:
         """Read a checkpoint's tokenizer and template."""
         return cls(Tokenizer.from_directory(path), ChatTemplate.from_directory(path), parser)
 
-    def encode(self, conversation: Conversation) -> Prompt:
+    def encode(
+        self, conversation: Conversation, *, thinking: Thinking = "auto", thinking_budget: int | None = None
+    ) -> Prompt:
         """Render and tokenize.
 
+        thinking         what to do if the conversation doesn't say; auto is the template's default
+        thinking_budget  most tokens of a thought if the conversation doesn't say
         Raises RequestError: `no_chat_template`, `template_error`, `thinking_budget_unsupported`.
         """
-        text = self._render(conversation)
+        thinks = _THINKS[thinking] if conversation.thinking is None else conversation.thinking
+        budget = thinking_budget if conversation.think_budget is None else conversation.think_budget
+        text = self._render(conversation, thinks)
         ids = self._inert.encode(text)
         in_thinking = self._ends_in_thought(text)
         return Prompt(
-            token_ids=ids,
+            ids=ids,
             anchor_positions=self.anchors(ids),
+            anchor_ids=self.anchor_ids,
             starts_in_thinking=in_thinking,
             stop_ids=self.stop_ids,
-            think=self._budget(conversation.think_budget, in_thinking),
+            think=self._budget(budget, in_thinking),
             text=self._inert.text(text),
         )
 
@@ -118,39 +129,40 @@ class ChatCodec:
 
     def reader(
         self,
-        conversation: Conversation | None = None,
+        conversation: Conversation,
+        prompt: Prompt,
         *,
-        starts_in_thinking: bool = False,
         stop: Sequence[str] = (),
+        logprobs: bool = False,
     ) -> AnswerReader:
-        """Start reading one answer.
-
-        conversation  what was asked; None reads plain text (raw completions)
-        stop          stop strings, looked for in content only
-        """
-        if conversation is None:
-            parser = StreamParser(grammar_for(""), stop=stop)
-            return AnswerReader(self, parser, self.tokenizer.detokenizer())
+        """Start reading the answer to a conversation. `stop` strings are looked for in content only."""
         parser = StreamParser(
             self.grammar,
             tools=conversation.offered_tools,
             stop=stop,
-            in_thinking=starts_in_thinking,
+            in_thinking=prompt.starts_in_thinking,
             parallel=conversation.parallel_tool_calls,
         )
         shown = self._ids(self.grammar.opens + self.grammar.closes)
-        return AnswerReader(self, parser, self.tokenizer.detokenizer(keep=shown))
+        return AnswerReader(self, parser, self.tokenizer.detokenizer(keep=shown), len(prompt.ids), logprobs)
+
+    def text_reader(
+        self, prompt_ids: IntArray, *, stop: Sequence[str] = (), logprobs: bool = False
+    ) -> AnswerReader:
+        """Start reading the completion of plain text: no thoughts, no calls."""
+        parser = StreamParser(Grammar(spoken_rows({}, None)), stop=stop)
+        return AnswerReader(self, parser, self.tokenizer.detokenizer(), len(prompt_ids), logprobs)
 
     def token_info(self, id_: int, logprob: TokenLogprob) -> TokenInfo:
         """Describe a drawn token and its alternatives for people."""
         top = tuple(self._info(other, value) for other, value in logprob.top)
-        return dataclasses.replace(self._info(id_, logprob.logprob), top=top)
+        return replace(self._info(id_, logprob.logprob), top=top)
 
     def _info(self, id_: int, logprob: float) -> TokenInfo:
         data = self.tokenizer.token_bytes(id_)
         return TokenInfo(id_, data.decode(errors="replace"), data, logprob)
 
-    def _render(self, conversation: Conversation) -> str:
+    def _render(self, conversation: Conversation, thinks: bool | None) -> str:
         if self.template is None or self._form is None:
             raise RequestError(
                 "This model has no chat template.",
@@ -158,13 +170,13 @@ class ChatCodec:
                 hint="Use /v1/completions, or start the server with --chat-template.",
             )
         turns = tuple(split_thoughts(turn, self.grammar.think) for turn in conversation.messages)
-        messages = self._form.messages(dataclasses.replace(conversation, messages=turns))
+        messages = self._form.messages(replace(conversation, messages=turns))
         tools = [tool.to_template() for tool in conversation.offered_tools]
         variables = self._inert.break_up(conversation.template_kwargs)
-        if conversation.thinking is not None:
-            variables |= {"enable_thinking": conversation.thinking, "thinking": conversation.thinking}
+        if thinks is not None:
+            variables |= {"enable_thinking": thinks, "thinking": thinks}
         text = self.template.render(self._inert.break_up(messages), self._inert.break_up(tools), **variables)
-        if conversation.thinking is False and self.grammar.think and self._ends_in_thought(text):
+        if thinks is False and self.grammar.think and self._ends_in_thought(text):
             text = f"{text.rstrip()}\n\n{self.grammar.think[1]}\n\n"
         return text
 
@@ -190,60 +202,87 @@ class ChatCodec:
 
 
 class AnswerReader:
-    """One answer: sampled ids in, events out.
+    """One answer: what the engine gives, as events. The last event is Finish, exactly once.
 
-    done        nothing more is wanted (a stop string, or the one call that was allowed)
+    prompt_tokens  length of the prompt
+    done           nothing more is wanted (a stop string, or the one call that was allowed)
     """
 
-    def __init__(self, codec: ChatCodec, parser: StreamParser, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self,
+        codec: ChatCodec,
+        parser: StreamParser,
+        detokenizer: Detokenizer,
+        prompt_tokens: int,
+        logprobs: bool,
+    ) -> None:
         self._codec = codec
         self._parser = parser
         self._detokenizer = detokenizer
-        self._finished_calls = 0
-        self.reasoning_tokens = 0
+        self._logprobs = logprobs
+        self._whole_calls = 0
+        self._finished = False
+        self._usage = Usage(prompt_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._usage.prompt_tokens
 
     @property
     def done(self) -> bool:
         return self._parser.done
 
-    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
-        """Take sampled or forced ids in; return the events that are certain now.
+    def feed(self, output: Output) -> list[Event]:
+        """Take one step's output in; return the events that are certain now.
 
-        ids       a stop id is read as nothing
-        logprobs  one for each id, or none at all
+        Ends with Finish when the output does, or when nothing more is wanted; the caller then aborts a
+        request that is still running. Stop ids are read as nothing; forced ids as any others.
         """
+        if self._finished:
+            return []
+        self._usage = replace(self._usage, cached_tokens=max(self._usage.cached_tokens, output.cached_tokens))
+        logprobs: Sequence[TokenLogprob | None] = output.logprobs or (None,) * len(output.token_ids)
         events: list[Event] = []
-        for i, id_ in enumerate(ids):
-            if self.done:
-                break
-            channel = self._parser.channel
-            self.reasoning_tokens += channel == "reasoning"
-            if logprobs:
-                info = self._codec.token_info(id_, logprobs[i])
-                events.append(TokenLogprobs((info,), channel))
-            if id_ not in self._codec.stop_ids:
-                events += self._take(self._parser.feed(self._detokenizer.feed((id_,))))
-        return events
+        for id_, logprob in zip(output.token_ids, logprobs, strict=True):
+            if not self.done:
+                events += self._take(id_, logprob)
+        if self.done:
+            return [*events, self._finish("tool_calls")]
+        return events if output.finish is None else [*events, *self.finish(output.finish.value)]
 
-    def finish(self, reason: Reason, usage: Usage = Usage()) -> list[Event]:
-        """End the answer: what was held back, then `Finish`.
+    def finish(self, reason: Reason) -> list[Event]:
+        """End the answer: what was held back, then Finish. Nothing if it has ended.
 
         reason  why the engine stopped; "stop" becomes "tool_calls" if the answer holds a whole call
         """
+        if self._finished:
+            return []
         events: list[Event] = []
-        wanted_no_more = self.done
         if not self.done:
-            events += self._take(self._parser.feed(self._detokenizer.finish()))
-            if not self.done:
-                events += self._take(self._parser.finish())
-        stop = self._parser.stop_match
-        if stop is not None:
-            reason = "stop"
-        elif self._finished_calls and (reason == "stop" or wanted_no_more):
-            reason = "tool_calls"
-        usage = dataclasses.replace(usage, reasoning_tokens=self.reasoning_tokens)
-        return [*events, Finish(reason, usage, stop)]
+            events += self._count(self._parser.feed(self._detokenizer.finish()))
+        if not self.done:
+            events += self._count(self._parser.finish())
+        return [*events, self._finish("tool_calls" if self._whole_calls and reason == "stop" else reason)]
 
-    def _take(self, events: list[Event]) -> list[Event]:
-        self._finished_calls += sum(isinstance(e, ToolCallEnd) and e.complete for e in events)
+    def _take(self, id_: int, logprob: TokenLogprob | None) -> list[Event]:
+        channel = self._parser.channel
+        self._usage = replace(
+            self._usage,
+            completion_tokens=self._usage.completion_tokens + 1,
+            reasoning_tokens=self._usage.reasoning_tokens + (channel == "reasoning"),
+        )
+        events: list[Event] = []
+        if self._logprobs and logprob is not None:
+            events.append(TokenLogprobs((self._codec.token_info(id_, logprob),), channel))
+        if id_ not in self._codec.stop_ids:
+            events += self._count(self._parser.feed(self._detokenizer.feed((id_,))))
+        return events
+
+    def _finish(self, reason: Reason) -> Finish:
+        self._finished = True
+        stop = self._parser.stop_match
+        return Finish("stop" if stop is not None else reason, self._usage, stop)
+
+    def _count(self, events: list[Event]) -> list[Event]:
+        self._whole_calls += sum(isinstance(event, ToolCallEnd) and event.complete for event in events)
         return events

@@ -74,13 +74,15 @@ class JsonCallReader:
             self._name = name
             if self._held:
                 self._write("")
-        elif key in _ARGUMENTS and not self._arguments_whole and text != "null":
+        elif key in _ARGUMENTS and not self._arguments_whole:
             self._end_arguments(text)
         return None
 
     def _end_arguments(self, text: str) -> None:
         if text != "{":
             inner = json.loads(text)
+            if inner is None:
+                return None
             if not isinstance(inner, str) or isinstance(parse_arguments(inner), str):
                 return self.break_off()
             self._write(inner.strip() or "{}")
