@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import msgspec
 from starlette.responses import Response
 
@@ -21,7 +23,9 @@ def as_error(exc: BaseException) -> FreeTokenError:
     """Return `exc` itself if it is ours; anything else becomes internal_error and is logged."""
     if isinstance(exc, FreeTokenError):
         return exc
-    _log.error("unexpected error", exc_info=exc)
+    # Frames only: an exception's own text may quote a prompt.
+    frames = "".join(traceback.format_tb(exc.__traceback__))
+    _log.error("unexpected %s\n%s", type(exc).__name__, frames)
     return FreeTokenError(
         f"The server failed in a way it does not know ({type(exc).__name__}).",
         hint="The log has the details; `ft doctor --bundle` collects them for a report.",

@@ -51,13 +51,13 @@ def health(llm: LanguageModel) -> tuple[int, dict[str, Any]]:
 
 
 def card(llm: LanguageModel, name: str) -> dict[str, Any]:
-    """One entry of the model list; `name` may be another name for the loaded model."""
+    """One entry of the model list, limits null while loading; `name` may be an alias of the model."""
     return {
         "id": name,
         "object": "model",
         "created": llm.created,
         "owned_by": "freetoken",
         "root": llm.model_name,
-        "max_model_len": llm.max_model_len,
-        "context_length": llm.max_model_len,
+        "max_model_len": llm.max_model_len or None,
+        "context_length": llm.max_model_len or None,
     }
