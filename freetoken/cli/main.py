@@ -101,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(args)
+    except SystemExit as done:  # argparse has printed a help page
+        return int(done.code or 0)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
@@ -131,11 +133,7 @@ def _run(args: list[str]) -> int:
             hint=nearest(args[0], commands()) or "See: ft --help",
         )
     command = choices.load(PACKAGE, name)
-    try:
-        parsed = parse(f"ft {args[0]}", command, args[1:])
-    except SystemExit as done:
-        return int(done.code or 0)
-    return int(command.run(parsed))
+    return int(command.run(parse(f"ft {args[0]}", command, args[1:])))
 
 
 def _unexpected(error: Exception) -> FreeTokenError:

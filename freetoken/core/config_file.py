@@ -100,17 +100,20 @@ def _toml(value: Any, text: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) and not text.strip().lstrip("-").isdigit():
-        return json.dumps(text, ensure_ascii=False)
-    if isinstance(value, (int, float)):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+        return _quoted(text)
+    return repr(value) if isinstance(value, (int, float)) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    # TOML's basic strings are JSON's, but for one more character that has to be escaped.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _edit(where: Path, name: str, line: str | None) -> None:
     old = where.read_text("utf-8") if where.exists() else ""
     if old:
         _parse(old, str(where))
-    new = _replaced(old.splitlines(), name, line)
+    new = _replaced(old.removesuffix("\n").split("\n") if old else [], name, line)
     text = "\n".join(new) + "\n"
     _parse(text, str(where))
     where.parent.mkdir(parents=True, exist_ok=True)
