@@ -21,17 +21,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freetoken.bench.traces import RoutingRecorder
 from freetoken.chat.codec import AnswerReader, ChatCodec
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish
 from freetoken.chat.tokenizer import Tokenizer
-from freetoken.core.errors import BusyError, ContextLengthError, FreeTokenError, RequestError
+from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
 from freetoken.core.generate import GenerateParams, Status
 from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
 from freetoken.engine.build import Built, Progress, build
 from freetoken.engine.plan import Plan
+from freetoken.engine.tap import RoutingTap
 
 log = logger("llm")
 
@@ -114,6 +116,7 @@ class LLM:
         self._live: dict[str, Generation] = {}
         self._lock = threading.Lock()
         self._draining = False
+        self._recorder: RoutingRecorder | None = None
         atexit.register(_close, weakref.ref(self))
 
     # --- life ---
@@ -132,13 +135,28 @@ class LLM:
             raise
         self._built = built
         self.model_name = built.plan.model_name
+        if self.options.record_routing:
+            self._record(built)
         built.engine.start(self._dispatch)
         self._status = Status("ok", 100)
 
+    def _record(self, built: Built) -> None:
+        """Tap the routing of everything served; `close` writes the trace."""
+        moe = built.config.moe
+        if moe is None:
+            raise ConfigError("--record-routing needs a model with routed experts.", code="no_experts")
+        self._recorder = RoutingRecorder(built.config.num_moe_layers, moe.num_experts, moe.top_k)
+        tap = RoutingTap(built.engine.runner.experts, self._recorder.record)
+        built.engine.runner.experts = tap
+        built.engine.on_job = tap.expect_job
+
     def close(self) -> None:
-        """Stop the engine. Idempotent."""
+        """Stop the engine and write what was recorded. Idempotent."""
         if self._built is not None:
             self._built.engine.close()
+        if self._recorder is not None and self.options.record_routing:
+            self._recorder.save(self.options.record_routing, {"model": self.model_name})
+            self._recorder = None
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let running requests finish, abort what is left after `timeout_s`."""

@@ -31,6 +31,8 @@ class Segment:
     row          int         row of the sampler's token buffer
     wants_logits bool        False for a chunk that isn't the last of its prompt
     anchors      ints        absolute positions where a recurrent scan must split
+    request      int         number of the request, for traces
+    is_decode    bool        a generated token, not a part of a prompt
     """
 
     token_ids: np.ndarray
@@ -40,6 +42,8 @@ class Segment:
     row: int
     wants_logits: bool = True
     anchors: tuple[int, ...] = ()
+    request: int = -1
+    is_decode: bool = False
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,10 @@ class Output:
 
 @dataclass(eq=False)
 class Request:
-    """A live request inside the engine; owned by the scheduler, never shared with another thread."""
+    """A live request inside the engine; owned by the scheduler, never shared with another thread.
+
+    number    order of arrival: the older one has the right of way
+    """
 
     submit: Submit
     token_ids: IntArray = field(init=False)
@@ -116,7 +119,7 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0
     num_pending: int = 0
-    arrival_s: float = 0.0
+    number: int = 0
     page_ids: list[int] = field(default_factory=list)
     state_id: int = -1
     row: int = -1

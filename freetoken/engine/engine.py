@@ -69,6 +69,7 @@ class Engine:
         self.memory, self.device, self.eos_ids = memory, device, eos_ids
         self.stats = EngineStats()
         self.error: FreeTokenError | None = None
+        self.on_job: Callable[[Sequence[Segment]], None] = lambda segments: None
         self._buffers = buffers
         self._sink: Sink = lambda outputs: None
         self._inbox: queue.SimpleQueue[Submit | Abort | _Resize | None] = queue.SimpleQueue()
@@ -152,7 +153,7 @@ class Engine:
                 self._pending_resize = message
 
     def _accept(self, submit: Submit) -> None:
-        request = Request(submit, arrival_s=self._arrivals)
+        request = Request(submit, number=self._arrivals)
         self._arrivals += 1
         self.stats.requests += 1
         error: FreeTokenError | None = self.error
@@ -231,7 +232,15 @@ class Engine:
             ids = np.full(1, -1, np.int32)
         anchors = tuple(a for a in r.submit.anchor_positions if work.start < a < work.start + work.num_tokens)
         return Segment(
-            ids, work.start, tuple(r.page_ids), max(r.state_id, 0), r.row, work.wants_logits, anchors
+            ids,
+            work.start,
+            tuple(r.page_ids),
+            state_id=max(r.state_id, 0),
+            row=r.row,
+            wants_logits=work.wants_logits,
+            anchors=anchors,
+            request=r.number,
+            is_decode=work.start >= r.num_prompt and work.num_tokens == 1,
         )
 
     def _sample(self, works: Sequence[Work], launched: Launched, started: float) -> None:
@@ -295,6 +304,7 @@ class Engine:
         self.stats.jobs += 1
         self._job_works = works
         segments = [self._segment(w) for w in works]
+        self.on_job(segments)
         self._job = PrefillJob(
             self.runner.model, self.runner.experts, segments, self.plan.chunk_tokens, self._buffers
         )

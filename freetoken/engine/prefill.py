@@ -9,6 +9,7 @@ tokens as computed before `logits` exists, and a dropped job leaves no trace but
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,17 +30,9 @@ def split_segments(segments: Sequence[Segment], chunk_tokens: int) -> list[list[
                 room = chunk_tokens
             n = min(room, len(segment.token_ids) - done)
             last = done + n == len(segment.token_ids)
-            chunks[-1].append(
-                Segment(
-                    segment.token_ids[done : done + n],
-                    segment.start + done,
-                    segment.page_ids,
-                    segment.state_id,
-                    segment.row,
-                    segment.wants_logits and last,
-                    segment.anchors,
-                )
-            )
+            ids = segment.token_ids[done : done + n]
+            wants = segment.wants_logits and last
+            chunks[-1].append(replace(segment, token_ids=ids, start=segment.start + done, wants_logits=wants))
             done += n
             room -= n
     return chunks

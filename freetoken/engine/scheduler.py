@@ -184,7 +184,7 @@ class Scheduler:
     def _grown_decodes(self, in_flight: bool) -> list[Request]:
         """Running requests with one token to compute, each with room for it; may preempt."""
         ready: list[Request] = []
-        for request in sorted(self.running, key=lambda r: r.arrival_s):
+        for request in sorted(self.running, key=lambda r: r.number):
             busy = request.id in self.in_job or self._is_prefill(request)
             if request not in self.running or busy or not self.wants_token(request):
                 continue
@@ -194,7 +194,7 @@ class Scheduler:
 
     def _grown_prefills(self, requests: list[Request], budget: int, in_flight: bool) -> dict[Request, int]:
         """Shares of the budget, each with pages; oldest first, so the oldest always gets through."""
-        requests = sorted(requests, key=lambda r: r.arrival_s)
+        requests = sorted(requests, key=lambda r: r.number)
         parts = share(budget, [r.num_tokens - r.num_computed for r in requests])
         ready = {}
         for request, n in zip(requests, parts, strict=True):
@@ -271,7 +271,7 @@ class Scheduler:
 
     def _victim(self) -> Request | None:
         candidates = [r for r in self.running if r.id not in self.in_job and r.page_ids]
-        return max(candidates, key=lambda r: r.arrival_s, default=None)
+        return max(candidates, key=lambda r: r.number, default=None)
 
     def moved(self, pages: dict[int, int]) -> None:
         """Rename pages after the pool relocated them."""

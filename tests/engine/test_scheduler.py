@@ -13,7 +13,7 @@ from freetoken.engine.scheduler import Limits, NeedsSync, Scheduler, share
 
 def request(name: str, prompt: int, arrival: int = 0, max_tokens: int = 100) -> Request:
     ids = np.arange(prompt, dtype=np.int32)
-    return Request(Submit(name, ids, SamplingParams(max_tokens=max_tokens)), arrival_s=arrival)
+    return Request(Submit(name, ids, SamplingParams(max_tokens=max_tokens)), number=arrival)
 
 
 def scheduler(
