@@ -5,8 +5,8 @@ from __future__ import annotations
 from freetoken.cli import _host
 from freetoken.cli._session import Engine, Plan
 from freetoken.cli._terminal import Progress, Terminal
-from freetoken.core.options import Options
 
+DEMO_NAME = "freetoken-demo"
 DEMO_NOTE = (
     "This is the embedded demo model: tiny, trained from scratch. It chats in short sentences, does small "
     "sums, calls tools well, and knows no facts: most facts that it states are wrong."
@@ -14,13 +14,13 @@ DEMO_NOTE = (
 DEMO_PROMPTS = ("Who are you?", "Tell me a joke.", "What is 347 + 586?", "What is an algorithm?")
 
 
-def banner(engine: Engine, progress: Progress, options: Options, out: Terminal) -> None:
+def banner(engine: Engine, progress: Progress, out: Terminal) -> None:
     """Print machine, model and plan of a loaded engine."""
     out.line(f"{out.bold('machine')}  {_host.machine_line()}")
     out.line(
         f"{out.bold('model')}    {engine.model_name}, up to {engine.plan.max_model_len} tokens of context"
     )
-    if options.model is None:
+    if engine.model_name == DEMO_NAME:
         out.wrapped(DEMO_NOTE, indent="         ")
     lines = engine.plan.lines()
     out.line(f"{out.bold('plan')}     {lines[0]}")

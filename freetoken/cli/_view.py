@@ -128,7 +128,9 @@ class AnswerView:
 
 
 def hit_rate(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """Share of routed experts found resident between two snapshots of stats; None if none was asked."""
+    """Share of routed experts found on the GPU between two snapshots of stats; None without slots."""
+    if not (after.get("memory") or {}).get("slots"):
+        return None
     old, new = before.get("experts") or {}, after.get("experts") or {}
     hits = new.get("hits", 0) - old.get("hits", 0)
     misses = new.get("misses", 0) - old.get("misses", 0)

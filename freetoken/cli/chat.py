@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         room = _Room(session, params, out, args)
         if args.prompt is not None:
             return room.say(args.prompt)
-        room.greet(resolved.options.model is None and isinstance(session, LocalSession))
+        room.greet()
         return room.talk()
     finally:
         session.close()
@@ -87,10 +87,10 @@ class _Room:
     def reset(self) -> None:
         self.messages = [Message.make("system", self.system)] if self.system else []
 
-    def greet(self, is_demo: bool) -> None:
+    def greet(self) -> None:
         session, out = self.turn.session, self.out
         out.line(f"{out.bold(session.model_name)} {session.place}")
-        if is_demo:
+        if session.model_name == _banner.DEMO_NAME:
             out.wrapped(_banner.DEMO_NOTE)
             _banner.suggestions(out)
             out.line(f"  With {out.accent('/tools on')}: {out.accent('What is 48 times 73?')}")

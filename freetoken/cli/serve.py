@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from freetoken.api import ports
 from freetoken.cli import _banner, _options
 from freetoken.cli._session import Engine
 from freetoken.cli._terminal import Progress, Terminal
 from freetoken.core import log
 from freetoken.core.errors import FreeTokenError
-from freetoken.core.options import Options
 
 HELP = "serve a model over HTTP (OpenAI API), by default on http://127.0.0.1:1919"
 
@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
     log.configure(options.log_level, options.log_file, options.log_json)
     out = Terminal(sys.stderr)
     _options.say_notes(resolved, out)
-    # Late: torch and the server's packages are not needed to refuse a wrong option.
-    from freetoken.api import ports, server
+    sock = ports.bind(options.host, options.port)
+    # Late: torch and the server's packages are not needed to refuse a wrong option or a taken port.
+    from freetoken.api import server
     from freetoken.llm import LLM
 
-    sock = ports.bind(options.host, options.port)
     llm = LLM(options)
-    loader = _Loader(llm, options, out)
+    loader = _Loader(llm, out)
     try:
         code = server.run(llm, options, sock=sock, on_ready=loader.start)
     finally:
@@ -61,9 +61,9 @@ class _Loadable(Engine, Protocol):
 class _Loader:
     """Loads the model beside the server; a failure stops the server."""
 
-    def __init__(self, llm: _Loadable, options: Options, out: Terminal) -> None:
+    def __init__(self, llm: _Loadable, out: Terminal) -> None:
         self.error: Exception | None = None
-        self._llm, self._options, self._out = llm, options, out
+        self._llm, self._out = llm, out
         self._url = ""
         self._thread = threading.Thread(target=self._load, name="freetoken-load", daemon=True)
 
@@ -88,7 +88,7 @@ class _Loader:
             signal.raise_signal(signal.SIGTERM)
             return
         progress.finish()
-        _banner.banner(self._llm, progress, self._options, self._out)
+        _banner.banner(self._llm, progress, self._out)
         self._out.line(f"{self._out.bold('ready')}    {self._out.accent(self._url)}   (Ctrl-C stops)")
 
 

@@ -66,11 +66,13 @@ def test_figures_name_tokens_and_hits() -> None:
 
 
 def test_hits_are_those_of_this_answer() -> None:
-    before = {"experts": {"hits": 10, "misses": 10}}
-    after = {"experts": {"hits": 40, "misses": 20}}
+    slots = {"memory": {"slots": 9}}
+    before = {"experts": {"hits": 10, "misses": 10}, **slots}
+    after = {"experts": {"hits": 40, "misses": 20}, **slots}
     assert hit_rate(before, after) == 0.75
     assert hit_rate(after, after) is None
     assert hit_rate({}, {}) is None
+    assert hit_rate(before, {**after, "memory": {"slots": 0}}) is None
 
 
 def turn(session: ScriptedSession) -> tuple[Turn, io.StringIO]:
