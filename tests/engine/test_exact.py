@@ -1,0 +1,48 @@
+"""Exact mode: bit-equal over chunking, batch composition, preemption, run-ahead, backends, devices."""
+
+from functools import cache
+
+import pytest
+
+from .served import Trace, alone, serve, text_ids
+
+PROMPT = 70
+
+
+@cache
+def oracle(seed: int = 1, n: int = PROMPT, tokens: int = 12) -> Trace:
+    """The slow reference: alone, one chunk, all experts in place."""
+    return alone(seed, n, tokens, exact=True, device="cpu", moe_backend="fused", max_prefill_length=512)
+
+
+@pytest.mark.parametrize("chunk", [1, 15, 16, 17, 64])
+def test_chunking_changes_no_bit(chunk):
+    trace = alone(1, PROMPT, exact=True, device="cpu", moe_backend="fused", max_prefill_length=chunk)
+    assert trace == oracle()
+
+
+def test_the_backend_changes_no_bit():
+    assert alone(1, PROMPT, exact=True, device="cpu", moe_backend="cpu") == oracle()
+
+
+@pytest.mark.parametrize("run_ahead", [True, False])
+def test_company_changes_no_bit(run_ahead):
+    served = serve(exact=True, device="cpu", moe_backend="fused", max_prefill_length=24, run_ahead=run_ahead)
+    for seed in range(5):
+        served.submit(f"r{seed}", text_ids(served.built, seed, PROMPT - 9 * abs(seed - 1)))
+        served.step(2)
+    served.run()
+    served.close()
+    assert served.trace("r1") == oracle()
+    assert served.trace("r4") == oracle(4, PROMPT - 27)
+
+
+def test_preemption_changes_no_bit():
+    served = serve(exact=True, device="cpu", moe_backend="fused", num_tokens=144, max_model_len=144)
+    for seed in (1, 2, 3):
+        served.submit(f"r{seed}", text_ids(served.built, seed, 40), tokens=30)
+    served.run()
+    served.close()
+    assert served.engine.stats.preemptions > 0
+    for seed in (1, 2, 3):
+        assert served.trace(f"r{seed}") == oracle(seed, 40, 30)
