@@ -121,6 +121,7 @@ class Choices:
             self._error = self._error or error
         finally:
             if index not in self._finished:
+                generation.cancel()
                 self._end(index, Finish("abort"))
             self._wake.set()
 

@@ -17,14 +17,22 @@ from freetoken.core.errors import ConfigError
 
 BACKLOG = 2048
 TRIES = 100
+MAX_PORT = 65535
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening-ready socket; port 0 takes any free one.
 
-    Raises ConfigError `port_taken` (naming the holder and the next free port), `port_refused` or
-    `invalid_host`.
+    Raises ConfigError `port_taken` (naming the holder and the next free port), `port_refused`,
+    `invalid_port` or `invalid_host`.
     """
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(
+            f"Port {port} does not exist.",
+            code="invalid_port",
+            hint=f"Choose one up to {MAX_PORT}; 0 takes any free one.",
+            param="port",
+        )
     try:
         return _bound(host, port)
     except socket.gaierror as error:
@@ -41,7 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
             hint="Choose a port above 1023 with --port.",
             param="port",
         ) from error
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         if not _is_taken(host, port):
             raise ConfigError(
                 f"Can't listen on {host}:{port}: {error}.",
@@ -66,7 +74,7 @@ def url(sock: socket.socket) -> str:
 
 def next_free(host: str, start: int) -> int:
     """The first port from `start` on that can be bound; 0 (any) if none of the next hundred can."""
-    for port in range(start, min(start + TRIES, 65536)):
+    for port in range(start, min(start + TRIES, MAX_PORT + 1)):
         if not _is_taken(host, port):
             return port
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -165,6 +166,8 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self.exit_code = 128 + sig
+            # Requests are cut now; uvicorn would print a traceback for each.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
             return
         self.should_exit = True
         _log.info("stopping: running requests may finish (%.0f s); once more ends at once", self._drain_s)

@@ -1,4 +1,4 @@
-"""A real server on a free loopback port for each test that asks for one."""
+"""Real servers on free loopback ports, with clients for them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from scripted_llm import Script, ScriptedLLM
 
 from freetoken.api.server import serving
+from freetoken.core.generate import Status
 from freetoken.core.options import Options
 
 
@@ -31,26 +32,47 @@ class Served:
         return self.http.post("/v1/chat/completions", json=body)
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
-    """`serve(script, **options)` starts a server and returns clients for it."""
+class Pool:
+    """Servers kept for the whole run, one for each set of options: starting and stopping takes time."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._servers: dict[tuple[Any, ...], Served] = {}
+
+    def get(
+        self,
+        script: Script | None = None,
+        *,
+        status: Status | None = None,
+        keep_alive_s: float = 15.0,
+        fresh: bool = False,
+        **options: Any,
+    ) -> Served:
+        """`fresh`: a server of its own, whose metrics begin at zero."""
+        key = (keep_alive_s, *sorted(options.items()))
+        served = self._servers.get(key)
+        if served is None or fresh:
+            served = self._servers[key] = self._start(keep_alive_s, options)
+        served.llm.reset(script, status)
+        return served
+
+    def _start(self, keep_alive_s: float, options: dict[str, Any]) -> Served:
+        llm, enter = ScriptedLLM(), self._stack.enter_context
+        wishes = Options(port=0, drain_seconds=1.0, **options)
+        base = enter(serving(llm, wishes, keep_alive_s=keep_alive_s))
+        http = enter(httpx.Client(base_url=base, timeout=10))
+        key = options.get("api_key") or "none"
+        client = enter(openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=10))
+        return Served(base, llm, http, client)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
     with ExitStack() as stack:
+        yield Pool(stack)
 
-        def start(
-            script: Script | None = None,
-            *,
-            llm: ScriptedLLM | None = None,
-            keep_alive_s: float = 15.0,
-            **options: Any,
-        ) -> Served:
-            model = llm or ScriptedLLM(script)
-            wishes = Options(port=0, drain_seconds=1.0, **options)
-            base = stack.enter_context(serving(model, wishes, keep_alive_s=keep_alive_s))
-            http = stack.enter_context(httpx.Client(base_url=base, timeout=10))
-            key = options.get("api_key") or "none"
-            client = stack.enter_context(
-                openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=10)
-            )
-            return Served(base, model, http, client)
 
-        yield start
+@pytest.fixture
+def serve(pool: Pool) -> Callable[..., Served]:
+    """`serve(script, **options)` gives a server that plays `script`, with clients for it."""
+    return pool.get

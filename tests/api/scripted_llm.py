@@ -136,6 +136,11 @@ class ScriptedLLM:
     tokenizer = Letters()
 
     def __init__(self, script: Script | None = None, status: Status | None = None) -> None:
+        self.reset(script, status)
+
+    def reset(self, script: Script | None = None, status: Status | None = None) -> None:
+        """Forget everything, so that a server can be used by the next test."""
+        self.__dict__.clear()
         self.script: Script = script or (lambda _: say("Hel", "lo", "!"))
         self.current_status = status or Status("ok")
         self.asked: list[Asked] = []

@@ -32,7 +32,7 @@ def open_request(base: str, *, stream: bool, part: str = "all", n: int = 1) -> s
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("phase", PHASES)
 def test_leaving_at_each_phase_ends_the_generations(serve, phase, stream):
-    served = serve(lambda _: [TextDelta("a"), HANG] if phase == "streaming" else [HANG])
+    served = serve(lambda _: [TextDelta("a"), HANG] if phase == "streaming" else [HANG], fresh=True)
     served.llm.submit_delay_s = 0.01 if phase == "submit" else 0.0
     sent = 0
     for round_ in range(ROUNDS):
@@ -42,7 +42,7 @@ def test_leaving_at_each_phase_ends_the_generations(serve, phase, stream):
         if phase == "streaming" and stream:
             assert b"200 OK" in sock.recv(4096)
         elif phase in ("waiting", "streaming"):
-            wait_for(lambda: len(served.llm.asked) == sent)
+            wait_for(lambda due=sent: len(served.llm.asked) == due)
         sock.close()
     text = wait_for_metric(served, "freetoken_requests_running 1.0")
     if phase in ("headers", "body"):

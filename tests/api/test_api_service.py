@@ -8,7 +8,7 @@ import time
 
 import openai
 import pytest
-from scripted_llm import ScriptedLLM, say, think_then_call
+from scripted_llm import say, think_then_call
 
 from freetoken.core.errors import WeightsError
 from freetoken.core.generate import Status
@@ -38,7 +38,7 @@ def test_any_name_is_served_unless_the_server_is_strict(serve):
 
 
 def test_while_loading_health_counts_up_and_requests_are_asked_to_wait(serve):
-    served = serve(llm=ScriptedLLM(status=Status("loading", 40)))
+    served = serve(status=Status("loading", 40))
     health = served.http.get("/health")
     assert (health.status_code, health.json()) == (503, {"status": "loading", "percent": 40})
     for stream in (False, True):
@@ -52,7 +52,7 @@ def test_while_loading_health_counts_up_and_requests_are_asked_to_wait(serve):
 
 
 def test_the_official_client_waits_for_a_loading_server_by_itself(serve):
-    served = serve(llm=ScriptedLLM(status=Status("loading", 99)))
+    served = serve(status=Status("loading", 99))
     calls = []
 
     def status() -> Status:
@@ -67,7 +67,7 @@ def test_the_official_client_waits_for_a_loading_server_by_itself(serve):
 
 def test_a_failed_load_says_why(serve):
     error = WeightsError("Shard 3 is cut short.", code="truncated_shard", hint="Fetch it again.")
-    served = serve(llm=ScriptedLLM(status=Status("failed", 30, error)))
+    served = serve(status=Status("failed", 30, error))
     health = served.http.get("/health")
     assert health.status_code == 503
     assert (health.json()["status"], health.json()["error"]["code"]) == ("failed", "truncated_shard")
@@ -77,7 +77,7 @@ def test_a_failed_load_says_why(serve):
 
 
 def test_figures_are_served_as_json_and_for_prometheus(serve):
-    served = serve(lambda _: think_then_call())
+    served = serve(lambda _: think_then_call(), fresh=True)
     served.chat()
     served.chat(stream=True)
     served.chat(n=0)
@@ -94,7 +94,7 @@ def test_figures_are_served_as_json_and_for_prometheus(serve):
 
 
 def test_unknown_paths_share_one_metric(serve):
-    served = serve()
+    served = serve(fresh=True)
     for i in range(3):
         served.http.get(f"/nothing/{i}")
     assert 'freetoken_requests_total{path="other",status="404"} 3.0' in served.http.get("/metrics").text
