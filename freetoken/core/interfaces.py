@@ -116,6 +116,9 @@ class Pool(abc.ABC):
     def relocate(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy whole units src[i] -> dst[i]; the sets are disjoint."""
 
+    def used(self, units: Sequence[int], num_bytes: int) -> None:
+        """Tell a simulated device that work just enqueued on `compute` reads these units' first bytes."""
+
 
 @dataclass
 class Faults:
@@ -216,10 +219,6 @@ class WeightFormat(abc.ABC):
     def detects(self, dtype: torch.dtype) -> bool:
         """True if experts stored as plain tensors of `dtype` are this format."""
         return False
-
-    @abc.abstractmethod
-    def detects(self, dtype: torch.dtype) -> bool:
-        """True if a plain expert tensor of this type is stored in this format."""
 
     @abc.abstractmethod
     def tile_bytes(self, tile_width: int, hidden: int) -> int: ...

@@ -26,6 +26,7 @@ class Machine:
     host_memory    bytes
     fill_fixed_s   s        fixed cost of one fill batch (a_p)
     cpu_fixed_s    s        fixed cost of one CPU branch round trip (a_c)
+    dram_bw        bytes/s  what memory gives CPU and link together; 0 = host_bw, the published model
     """
 
     name: str
@@ -38,7 +39,14 @@ class Machine:
     fill_fixed_s: float = 5e-6
     cpu_fixed_s: float = 10e-6
     cpu_flops: float = 400e9
+    dram_bw: float = 0.0
     approximate: tuple[str, ...] = ()
+
+    @property
+    def host_bw_beside_link(self) -> float:
+        """What the CPU reads while the link is busy: they disturb each other only past saturation."""
+        left = (self.dram_bw or self.host_bw) - self.link_bw
+        return min(self.host_bw, max(left, 0.01 * self.host_bw))
 
     def with_rates(self, **rates: float) -> Machine:
         return replace(self, **rates)  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ class TileMath(ExpertMath):
         return torch.cat([x.float() if self.exact else x, x.new_zeros((1, x.shape[1]))])
 
     def gather_records(self, view: Tensor, index: Ints) -> Tensor:
-        return view[torch.from_numpy(index)]
+        return torch.index_select(view, 0, torch.from_numpy(index))
 
     def output(self, num_rows: int, hidden: int) -> Tensor:
         return torch.zeros((num_rows + 1, hidden))
@@ -88,7 +88,7 @@ class TileMath(ExpertMath):
         start = one.tiles_offset + first * one.tile_bytes
         tiles = records[:, start : start + t * one.tile_bytes].unflatten(1, (t, one.tile_bytes))
         parts = self._bank.formats[layer].tile_weights(tiles[..., : one.code_bytes], w, h)
-        rows = x[group.rows].view(n * blocks, b, h)
+        rows = torch.index_select(x, 0, group.rows.flatten()).view(n * blocks, b, h)
         out = torch.empty((n * blocks, t, b, h))
         owner = torch.arange(n).repeat_interleave(blocks)
         step = max(1, _MAX_ELEMENTS // (t * max(b, w) * h))

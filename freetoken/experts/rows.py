@@ -142,5 +142,5 @@ def reduce_routes(z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
     if plan.any_dead:
         weights = torch.where(plan.positions < plan.num_rows, weights, 0.0)
     for j in range(plan.positions.shape[1]):
-        y = y + weights[:, j : j + 1] * z[plan.positions[:, j]]
+        y = y + weights[:, j : j + 1] * torch.index_select(z, 0, plan.positions[:, j])
     return y
