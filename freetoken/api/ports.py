@@ -94,7 +94,8 @@ def holder(port: int) -> str:
 def _bound(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     info = next((i for i in found if i[0] == socket.AF_INET), found[0])
-    sock = socket.socket(info[0], socket.SOCK_STREAM)
+    # The protocol must be named: asyncio turns delays off (TCP_NODELAY) only where it reads TCP.
+    sock = socket.socket(*info[:3])
     try:
         if sys.platform == "win32":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)

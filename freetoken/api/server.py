@@ -148,7 +148,7 @@ class _Server(uvicorn.Server):
             self.exit_code = EXIT_CUT
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return

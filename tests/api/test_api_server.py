@@ -167,3 +167,9 @@ def test_addresses_read_as_urls():
             return
         with sock:
             assert ports.url(sock).startswith("http://[::1]:")
+
+
+def test_small_pieces_are_sent_at_once_on_any_event_loop():
+    """asyncio switches the network's own collecting off only for sockets that say they are TCP."""
+    with ports.bind("127.0.0.1", 0) as sock:
+        assert sock.proto == socket.IPPROTO_TCP
