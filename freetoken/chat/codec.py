@@ -175,7 +175,7 @@ class ChatCodec:
         variables = self._inert.break_up(conversation.template_kwargs)
         if thinks is not None:
             variables |= {"enable_thinking": thinks, "thinking": thinks}
-        text = self.template.render(self._inert.break_up(messages), self._inert.break_up(tools), **variables)
+        text = self.template.render(self._inert.break_up(messages), self._inert.break_up(tools), variables)
         if thinks is False and self.grammar.think and self._ends_in_thought(text):
             text = f"{text.rstrip()}\n\n{self.grammar.think[1]}\n\n"
         return text

@@ -80,9 +80,9 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
     ) -> str:
         """Render messages to the prompt's text.
 
@@ -91,6 +91,7 @@ class ChatTemplate:
         variables  what else the template may ask for, e.g. enable_thinking
         Raises RequestError `template_error` with the template's own words.
         """
+        variables = variables or {}
         if clash := _RESERVED & variables.keys():
             raise RequestError(
                 f"{sorted(clash)[0]!r} cannot be given as a template variable.",
