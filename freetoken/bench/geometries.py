@@ -23,6 +23,7 @@ class Geometry:
     dense_bytes               read per token beside routed experts: mixers, shared experts, head (resident)
     dense_params              weights behind dense_bytes, for prefill flops
     kv_bytes_per_token        KV of one position, all layers
+    smaller                   the same model in a smaller format, for machines that can't hold this one
     """
 
     name: str
@@ -36,6 +37,7 @@ class Geometry:
     dense_bytes: int
     dense_params: int
     kv_bytes_per_token: int
+    smaller: str = ""
 
     @property
     def pool(self) -> int:
@@ -57,7 +59,7 @@ class Geometry:
 
 def _row(
     name: str, shape: tuple[int, int, int], size: tuple[int, int], fmt: str, expert_mb: float,
-    dense: tuple[float, float], kv_kb: float,
+    dense: tuple[float, float], kv_kb: float, smaller: str = "",
 ) -> Geometry:  # fmt: skip
     layers, experts, top_k = shape
     dense_gb, dense_gparams = dense
@@ -67,13 +69,23 @@ def _row(
         dense_bytes=round(dense_gb * 1e9),
         dense_params=round(dense_gparams * 1e9),
         kv_bytes_per_token=round(kv_kb * 1024),
+        smaller=smaller,
     )  # fmt: skip
 
 
 GEOMETRIES: dict[str, Geometry] = {
     g.name: g
     for g in (
-        _row("qwen3.6-35b-a3b", (40, 256, 8), (2048, 512), "bf16", 6.29, (3.9, 1.95), 20),
+        _row(
+            "qwen3.6-35b-a3b",
+            (40, 256, 8),
+            (2048, 512),
+            "bf16",
+            6.29,
+            (3.9, 1.95),
+            20,
+            "qwen3.6-35b-a3b-nvfp4",
+        ),
         _row("qwen3.6-35b-a3b-nvfp4", (40, 256, 8), (2048, 512), "nvfp4", 1.77, (2.2, 1.95), 20),
         _row("qwen3-30b-a3b", (48, 128, 8), (2048, 768), "bf16", 9.44, (3.0, 1.5), 96),
         _row("deepseek-v4-flash", (43, 256, 6), (4096, 2048), "mxfp4", 13.4, (8.0, 6.4), 8),

@@ -109,6 +109,14 @@ class Residency:
         for slot, expert in enumerate(chosen):
             self._put(expert, slot)
 
+    def fill_up(self) -> None:
+        """Put absent experts into the free slots, spread over the layers."""
+        absent = np.flatnonzero(self.slot_of < 0)
+        free = self.num_slots - self.used
+        for expert in absent[np.arange(free) * absent.size // max(free, 1)].tolist():
+            self._put(expert, self.used)
+            self.used += 1
+
     def _replace(self, wanted: list[int], ids: Ids, step: int) -> int:
         if not wanted:
             return 0

@@ -59,8 +59,8 @@ class Shape:
     calibrated: bool = False
 
 
-QWEN_LIKE = Routing(0.484, 1.791, 196.0, 1.22, 12.1, 0.157)
-DEEPSEEK_LIKE = Routing(1.947, 0.939, 161.0, 1.888, 21.2, 0.395)
+QWEN_LIKE = Routing(0.605, 1.593, 178.0, 1.057, 12.7, 0.11)
+DEEPSEEK_LIKE = Routing(2.355, 0.903, 153.0, 2.311, 21.3, 0.289)
 GEOMETRIES: dict[str, Shape] = {
     s.name: s
     for s in (
