@@ -10,7 +10,7 @@ from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Device, ExpertBackend, Pool
 from freetoken.core.units import format_bytes
 from freetoken.engine.budget import Sizes, divide
-from freetoken.engine.plan import Plan, resize_demand
+from freetoken.engine.plan import MIN_SLOTS, Plan, resize_demand
 from freetoken.engine.scheduler import Scheduler
 
 
@@ -50,7 +50,7 @@ class Memory:
         slots = self.num_slots - -(
             -(pages - self._kv.num_units) * self._sizes.page_bytes // self._sizes.record_bytes
         )
-        if slots < 2:
+        if slots < MIN_SLOTS:
             return False
         try:
             self._apply(scheduler, pages, slots)
@@ -75,7 +75,7 @@ class Memory:
             raise
 
     def _set_slots(self, num_slots: int) -> None:
-        self._experts.resize(num_slots)
+        self._experts.resize(num_slots - 1)
         self.num_slots = num_slots
 
     def _set_pages(self, scheduler: Scheduler, num_pages: int) -> None:

@@ -18,6 +18,8 @@ KV_FLOOR_TOKENS = 8192
 FUSED_KV_TOKENS = 32768
 HOST_KV_SHARE = 0.25
 LRU_MIN_CYCLES = 1.5
+MIN_SLOTS = 5
+"""Four usable slots and the pool's dummy: what a prefill ring and one fill need."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ def _device_demand(options: Options, facts: Facts, backend: str, states: int, li
         min_pages=pages_for(floor, sizes.page_size),
         max_pages=pages_for(options.num_tokens or limit, sizes.page_size),
         num_slots=slots,
-        min_slots=min(total, 2),
+        min_slots=min(total, MIN_SLOTS),
     )
 
 
@@ -262,5 +264,5 @@ def resize_demand(plan: Plan, sizes: Sizes, live_pages: int) -> Demand:
         min_pages=max(live_pages, floor),
         max_pages=plan.max_pages,
         num_slots=plan.memory.num_slots if fixed else None,
-        min_slots=2,
+        min_slots=MIN_SLOTS,
     )

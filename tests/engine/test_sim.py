@@ -1,0 +1,137 @@
+"""On the simulated GPU: where experts lie, move and wait changes speed, never a token (class 1)."""
+
+import random
+from functools import cache
+
+import pytest
+
+from freetoken.core.errors import CapacityError
+from freetoken.core.units import MIB
+
+from .served import Served, Trace, alone, serve, text_ids
+
+SIM = dict(
+    device="sim", machine="4060-laptop", gpu_memory=96 * MIB, max_model_len=2048, max_prefill_length=64
+)
+PROMPT = 150
+
+
+def sim(**wishes) -> Served:
+    return serve(**{**SIM, **wishes})
+
+
+@cache
+def oracle(exact: bool = False) -> Trace:
+    """All experts resident on the same device: nothing ever moves."""
+    return alone(1, PROMPT, 16, **SIM, moe_backend="fused", exact=exact)
+
+
+@pytest.mark.parametrize("backend", ["offload", "hybrid", "cpu"])
+@pytest.mark.parametrize("slots", [4, 5, 28, 94, 256])
+def test_the_number_of_slots_changes_no_bit(backend, slots):
+    assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=slots) == oracle()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("backend", ["offload", "hybrid"])
+def test_the_order_of_completion_changes_no_bit(backend, seed):
+    assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=40, sim_seed=seed) == oracle()
+
+
+@pytest.mark.parametrize("backend", ["offload", "hybrid"])
+def test_slow_links_and_hosts_change_no_bit(backend):
+    for link, host in ((1.0, 50.0), (50.0, 2.0)):
+        rates = {"sim_link_bw": link, "sim_host_bw": host}
+        assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=40, **rates) == oracle()
+
+
+def test_exact_mode_equals_the_cpu_device():
+    there = alone(1, PROMPT, 16, device="cpu", moe_backend="fused", exact=True)
+    for backend in ("fused", "cpu", "offload", "hybrid"):
+        assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=None, exact=True) == there
+
+
+@pytest.mark.parametrize("backend", ["offload", "hybrid"])
+@pytest.mark.parametrize("seed", range(3))
+def test_resizing_at_random_steps_changes_no_bit(backend, seed):
+    served = sim(moe_backend=backend)
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    rng, resized = random.Random(seed), []
+
+    def maybe_resize(step: int) -> None:
+        if rng.random() < 0.3:
+            resized.append(served.engine.resize(rng.randrange(52, 97) * MIB))
+
+    served.run(maybe_resize)
+    served.close()
+    assert served.trace("a") == oracle()
+    assert resized and all(f.done() and f.exception() is None for f in resized[:-1])
+    assert served.engine.stats.resizes >= 1
+
+
+def test_a_budget_that_cannot_hold_what_runs_is_refused_and_serving_goes_on():
+    served = sim(moe_backend="offload")
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    served.step(3)
+    refused = served.engine.resize(20 * MIB)
+    served.run()
+    assert isinstance(refused.exception(), CapacityError) and "wanted" in str(refused.exception())
+    assert served.trace("a") == oracle()
+    served.close()
+
+
+@pytest.mark.parametrize("failing", range(1, 6))
+def test_an_allocation_that_fails_in_a_resize_leaves_the_engine_serving(failing):
+    served = sim(moe_backend="offload")
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    served.step(4)
+    served.built.device.faults.fail_alloc = failing
+    for mib in (60, 90):
+        served.engine.resize(mib * MIB)
+        served.step(2)
+    served.built.device.faults.fail_alloc = 0
+    served.run()
+    assert served.trace("a") == oracle()
+    served.close()
+
+
+def test_kv_grows_out_of_expert_slots_when_a_prompt_needs_it():
+    served = sim(
+        moe_backend="offload",
+        max_model_len=8192,
+        kv_reserve_tokens=256,
+        moe_cache_size=None,
+        gpu_memory=70 * MIB,
+    )
+    before = served.engine.memory.num_slots
+    pages = served.engine.plan.memory.num_pages
+    ids = text_ids(served.built, 1, (pages + 40) * 16)
+    served.submit("long", ids, 2)
+    served.run()
+    assert len(served.trace("long")) == 2
+    assert served.engine.memory.num_slots < before and served.engine.scheduler.pages.num_units > pages
+    served.close()
+
+
+def test_counters_sum_up():
+    for backend in ("offload", "cpu", "hybrid"):
+        served = sim(moe_backend=backend, moe_cache_size=94)
+        served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+        served.run()
+        s = served.engine.runner.experts.stats
+        assert s.hits + s.misses == s.requests > 0
+        assert s.filled_tiles + s.cpu_tiles == s.missing_tiles > 0
+        served.close()
+
+
+def test_the_books_are_empty_after_company_leaves():
+    served = sim(moe_backend="hybrid", moe_cache_size=60, max_running_requests=3)
+    for seed in range(6):
+        served.submit(f"r{seed}", text_ids(served.built, seed, 20 + 30 * seed), 6)
+        served.step()
+    served.engine.abort("r5")
+    served.run()
+    s = served.engine.scheduler
+    s.check()
+    assert s.pages.num_used == s.rows.num_used == s.states.num_used == 0
+    served.close()
