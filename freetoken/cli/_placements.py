@@ -19,9 +19,10 @@ from freetoken.core.options import Options
 from freetoken.core.units import MIB, format_bytes
 
 MACHINE = "4060-laptop"
-SIM_MEMORY = 96 * MIB
+SIM_MEMORY = 48 * MIB
+AMPLE_MEMORY = 96 * MIB
 PROMPT = "What is 347 + 586?"
-GREEDY = GenerateParams(temperature=0.0, max_tokens=96, thinking="on")
+GREEDY = GenerateParams(temperature=0.0, max_tokens=160, thinking="on")
 COLUMNS = (
     "placement",
     "same text",
@@ -46,17 +47,29 @@ class Placement:
 
 
 def placements() -> tuple[Placement, ...]:
-    """The reference first; the last one is used again for the memory change."""
+    """The four placements, the reference first."""
 
     def simulated(backend: str, *must_move: str) -> Placement:
-        options = Options(device="sim", machine=MACHINE, moe_backend=backend, gpu_memory=SIM_MEMORY)
-        return Placement(f"{backend}, 4060 laptop (simulated)", options, must_move)
+        return Placement(f"{backend}, 4060 laptop (simulated)", laptop(backend, SIM_MEMORY), must_move)
 
     return (
         Placement("fused, this CPU", Options(device="cpu", moe_backend="fused"), ()),
         simulated("offload", "hits", "misses", "fills", "link_bytes"),
         simulated("cpu", "cpu_tiles", "host_bytes"),
         simulated("hybrid", *_MOVES),
+    )
+
+
+def laptop(backend: str, gpu_memory: int) -> Options:
+    """A simulated laptop whose GPU memory is small enough for the demo model not to fit."""
+    return Options(
+        device="sim",
+        machine=MACHINE,
+        moe_backend=backend,
+        gpu_memory=gpu_memory,
+        kv_reserve_tokens=1024,
+        max_running_requests=4,
+        max_prefill_length=512,
     )
 
 
@@ -109,23 +122,27 @@ def answer(placement: Placement, engine: Engine) -> Outcome:
 
 
 class Shrinking:
-    """A stream that halves the engine's GPU memory once the answer is on its way."""
+    """A stream that halves the engine's GPU memory once the answer is on its way.
 
-    def __init__(self, engine: Engine, total_bytes: int, after: int = 8) -> None:
-        self.before = self.after = total_bytes
+    before, after   (bytes, expert slots), taken from the engine's own stats
+    tokens_left     events that came after the memory was gone
+    """
+
+    def __init__(self, engine: Engine, after_events: int = 8) -> None:
+        self.before = self.after = _memory(engine)
         self.error: Exception | None = None
-        self.shrunk_at = -1
+        self.tokens_left = 0
         self._engine = engine
         self._inner: Stream = LocalSession(engine).ask(conversation(), GREEDY)
-        self._after = after
+        self._after_events = after_events
 
     def __iter__(self) -> Iterator[Event]:
         """Give the answer's events; the resize runs beside them, as it would in a server."""
         resize = threading.Thread(target=self._resize, name="freetoken-demo-resize")
         for n, event in enumerate(self._inner):
-            if n == self._after:
+            if n == self._after_events:
                 resize.start()
-                self.shrunk_at = n
+            self.tokens_left += self.after != self.before
             yield event
         if resize.ident is not None:
             resize.join()
@@ -133,9 +150,32 @@ class Shrinking:
     def cancel(self) -> None:
         self._inner.cancel()
 
+    def describe(self) -> str:
+        (old, old_slots), (new, new_slots) = self.before, self.after
+        sizes = f"{format_bytes(old)} with {old_slots} expert slots -> {format_bytes(new)} with {new_slots}"
+        return f"{sizes}; {self.tokens_left} pieces of text came after that"
+
+    def faults(self) -> list[str]:
+        if self.error is not None:
+            return [f"the memory is halved ({self.error})"]
+        return [
+            sentence
+            for holds, sentence in (
+                (self.after[0] * 2 == self.before[0], "the memory is halved"),
+                (self.after[1] < self.before[1], "expert slots are given up"),
+                (self.tokens_left > 0, "the answer goes on afterwards"),
+            )
+            if not holds
+        ]
+
     def _resize(self) -> None:
         try:
-            self._engine.resize_memory(self.before // 2)
-            self.after = self.before // 2
+            self._engine.resize_memory(AMPLE_MEMORY // 2)
         except Exception as e:
             self.error = e
+        self.after = _memory(self._engine)
+
+
+def _memory(engine: Engine) -> tuple[int, int]:
+    memory = engine.stats().get("memory") or {}
+    return int(memory.get("budget_bytes", 0)), int(memory.get("slots", 0))
