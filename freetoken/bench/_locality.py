@@ -30,8 +30,9 @@ def measure(trace: Trace) -> dict[str, float]:
 def _used(trace: Trace) -> NDArray[np.bool_]:
     """bool [N decode, L, E]."""
     topk = trace.topk[trace.phase == DECODE]
-    used = np.zeros((*topk.shape[:2], NO_ROUTING[topk.dtype.itemsize] + 1), dtype=bool)
-    np.put_along_axis(used, topk.astype(np.int64), True, axis=2)
+    ids = np.where(topk == NO_ROUTING[topk.dtype.itemsize], trace.num_experts, topk.astype(np.int64))
+    used = np.zeros((*topk.shape[:2], trace.num_experts + 1), dtype=bool)
+    np.put_along_axis(used, ids, True, axis=2)
     return used[:, :, : trace.num_experts]
 
 

@@ -23,6 +23,7 @@ from freetoken.bench._report import Report, add_report_arguments
 from freetoken.bench.traces import DECODE, PREFILL, Trace, load_trace, save_trace
 from freetoken.core import env
 from freetoken.core.errors import ConfigError
+from freetoken.core.log import logger
 
 HELP = "write a synthetic routing trace calibrated to published statistics"
 VERSION = 1
@@ -124,8 +125,8 @@ def cached(shape: Shape, *, seed: int = 0) -> Trace:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_trace(trace, path)
-    except OSError:
-        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger("bench").info("the synthetic trace can't be kept in %s: %s", path.parent, error.strerror)
     return trace
 
 
