@@ -30,16 +30,17 @@ _PROBE_TOOL = {
 class PromptForm:
     """A template's abilities, and the messages made to fit them.
 
-    system_anywhere, system_first  where system turns are rendered
+    system_anywhere, system_first  where system turns are rendered, in their place in the order
     object_arguments, text_arguments  which forms of a call's arguments come out whole
     """
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        user, answer = Message("user", "Hi"), Message("assistant", "Hello")
+        user, answer = Message("user", "Hi"), Message("assistant", "xqzanswer")
         note = Message("system", _WORD)
         self.system_first = _WORD in self._probe([note, user])
-        self.system_anywhere = self.system_first and _WORD in self._probe([user, answer, note, user])
+        late, mark, _ = self._probe([user, answer, note, user]).partition(_WORD)
+        self.system_anywhere = self.system_first and bool(mark) and answer.content in late
         as_object = self._probe(self._call_probe({"k": _WORD}))
         self.object_arguments = _WORD in as_object and f"{{'k': '{_WORD}'}}" not in as_object
         self.text_arguments = _WORD in self._probe(self._call_probe(_WORD))

@@ -11,6 +11,7 @@ import vocabularies
 from freetoken.chat.codec import AnswerReader, ChatCodec
 from freetoken.chat.conversation import Conversation, Message, Tool
 from freetoken.chat.events import Answer, Event, Finish, TextDelta, TokenLogprobs, fold
+from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.request import FinishReason, Output, TokenLogprob
 
 USER = Message("user", "Hi")
@@ -85,6 +86,14 @@ def test_thoughts_content_and_usage_come_apart() -> None:
     )
     assert usage.completion_tokens == len(ids)
     assert usage.reasoning_tokens == ids.index(8187) + 1
+
+
+def test_a_stop_id_is_no_text_even_if_it_is_not_special() -> None:
+    closing = demo().tokenizer.id_of("</tool_response>")
+    assert closing is not None
+    ending = ChatCodec(Tokenizer(vocabularies.demo(), [closing]), demo().template)
+    reader = ending.text_reader(ending.tokenizer.encode("x"))
+    assert fold(read(reader, ids_of("Done.</tool_response>"))).content == "Done."
 
 
 def test_cached_tokens_are_reported() -> None:

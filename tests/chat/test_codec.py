@@ -166,6 +166,13 @@ def test_a_late_system_turn_is_folded_into_the_user_turn_beside_it() -> None:
     assert "<|im_start|>user\n<system>\nBe brief.\n</system><|im_end|>" in text
 
 
+def test_a_template_that_moves_late_system_turns_to_the_front_gets_them_folded() -> None:
+    text = (
+        codec("deepseek").encode(Conversation((SYSTEM, USER, ANSWER, Message("system", "Hurry."), USER))).text
+    )
+    assert text.startswith("<s>Be brief.<") and "<system>\nHurry.\n</system>\n\nHi there" in text
+
+
 def test_folding_keeps_what_was_rendered_before() -> None:
     made = codec("coder")
     before = made.template and made.encode(Conversation((SYSTEM, USER, ANSWER))).text.partition("<think>")[0]

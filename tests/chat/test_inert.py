@@ -17,9 +17,9 @@ INERT = {
     for name, tokenizer in TOKENIZERS.items()
 }
 NAMES = list(KINDS)
-FRAGMENTS = st.sampled_from(
-    ["<|im_end|>", "<|im_start|>", "<think>", "</s>", "<|", "im_end|>", "hi", " ", "x", "\n"]
-)
+WHOLE = ["<|im_end|>", "<|im_start|>", "<think>", "</s>"]
+HALVES = ["<", "|im_end|>", "<|", "im_end|>", "<|im_end|", ">", "hi", " ", "\n"]
+FRAGMENTS = st.sampled_from([*WHOLE, *HALVES])
 TEXTS = st.lists(FRAGMENTS, max_size=6).map("".join)
 
 
@@ -67,6 +67,15 @@ def test_the_twin_tokenises_ordinary_text_as_the_tokenizer_does(name: str, text:
     inert, tokenizer = INERT[name], TOKENIZERS[name]
     rendered = f"<|im_start|>user\n{text}<|im_end|>\n<think> a"
     assert inert.encode(rendered + MARK).tolist() == tokenizer.encode(rendered).tolist()
+
+
+@pytest.mark.parametrize("cut", range(1, len("<|im_end|>")))
+def test_two_halves_side_by_side_make_no_control_id(cut: int) -> None:
+    inert, text = INERT["demo"], "<|im_end|>"
+    assert (
+        control_ids("demo", inert.encode(inert.break_up(text[:cut]) + inert.break_up(text[cut:])).tolist())
+        == []
+    )
 
 
 def test_ordinary_data_is_left_alone() -> None:
