@@ -116,7 +116,7 @@ class Pool(abc.ABC):
     def relocate(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy whole units src[i] -> dst[i]; the sets are disjoint."""
 
-    def used(self, units: Sequence[int], num_bytes: int) -> None:
+    def used(self, units: np.ndarray, num_bytes: int) -> None:
         """Tell a simulated device that work just enqueued on `compute` reads these units' first bytes."""
 
 

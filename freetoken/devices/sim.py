@@ -155,7 +155,7 @@ class SimPool(HostPool):
         self.read_bytes = np.zeros(self.max_units, np.int64)
         self.base = 0 if device.phantom else self._buffer.data_ptr()
 
-    def used(self, units: Sequence[int], num_bytes: int) -> None:
+    def used(self, units: np.ndarray, num_bytes: int) -> None:
         self.last_read[units] = self._device.compute.tick()
         self.read_bytes[units] = num_bytes
 

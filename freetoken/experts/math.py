@@ -15,7 +15,7 @@ from torch import Tensor
 from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import Numerics
 from freetoken.experts.bank import ExpertBank
-from freetoken.experts.rows import Group, Ints, RowPlan, reduce_routes
+from freetoken.experts.rows import Group, Ints, RowPlan, accumulate_routes, reduce_routes
 from freetoken.kernels.activation import NAMES
 from freetoken.kernels.expert_mlp import expert_mlp
 
@@ -57,6 +57,14 @@ class ExpertMath(abc.ABC):
     @abc.abstractmethod
     def reduce(self, z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
         """float32 [T, H]: the weighted sum over routes in ascending expert id."""
+
+    @abc.abstractmethod
+    def start_sum(self, plan: RowPlan, hidden: int) -> Tensor:
+        """float32 [T, H] of zeros, for `accumulate`."""
+
+    @abc.abstractmethod
+    def accumulate(self, y: Tensor, z: Tensor, plan: RowPlan, members: Ints, weights: Tensor) -> None:
+        """Add the weighted outputs of some of the plan's experts, ascending, to y."""
 
 
 class TileMath(ExpertMath):
@@ -110,6 +118,12 @@ class TileMath(ExpertMath):
     def reduce(self, z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
         return reduce_routes(z, plan, weights)
 
+    def start_sum(self, plan: RowPlan, hidden: int) -> Tensor:
+        return torch.zeros((plan.num_tokens, hidden))
+
+    def accumulate(self, y: Tensor, z: Tensor, plan: RowPlan, members: Ints, weights: Tensor) -> None:
+        accumulate_routes(y, z, plan, members, weights)
+
 
 def sum_into(total: Tensor, partials: Tensor, first: int) -> None:
     """total += partials[0], then partials[1], ...; a run from tile 0 starts the sum."""
@@ -140,3 +154,9 @@ class ShapeMath(ExpertMath):
 
     def reduce(self, z: Tensor, plan: RowPlan, weights: Tensor) -> Tensor:
         return _NOTHING
+
+    def start_sum(self, plan: RowPlan, hidden: int) -> Tensor:
+        return _NOTHING
+
+    def accumulate(self, y: Tensor, z: Tensor, plan: RowPlan, members: Ints, weights: Tensor) -> None:
+        """Nothing to add."""

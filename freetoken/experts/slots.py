@@ -10,7 +10,7 @@ Owns the slot pool and the control arrays; policy names victims, streams move by
                     RING     lent to a prefill
     tiles_in[S+1]   tiles published after their bytes arrived; tiles_sent[S+1] enqueued on the fill stream
     generation[S+1] rises whenever a slot is given to an expert, so that late news of an older one is dropped
-    score[S+1]      step of the last use
+    score[S+1]      step of the last use; read_at[S+1] order of the last read, for copies that overwrite
 
 Invariant (`check`): slot_of and expert_of are inverse; in <= sent <= T; FREE and RING slots own no expert.
 """
@@ -32,7 +32,7 @@ from freetoken.experts.bank import ExpertBank
 from freetoken.experts.rows import Ints
 
 FREE, FILLING, RESIDENT, PINNED, RING = range(5)
-MIN_SLOTS = 4
+MIN_SLOTS = 6
 VERIFY_EVERY = 64
 
 Words = NDArray[np.int32]
@@ -77,6 +77,8 @@ class ExpertSlots:
         self.tiles_in, self.tiles_sent, self.generation, self.score = (
             np.zeros(most + 1, np.int32) for _ in range(4)
         )
+        self.read_at: Ints = np.zeros(most + 1, np.int64)
+        self.num_reads = 0
         self.rest: deque[tuple[int, int]] = deque()
         self.in_flight: deque[InFlight] = deque()
         self.evictions = 0
@@ -156,6 +158,12 @@ class ExpertSlots:
         """`compute` has waited for the newest event of the fill stream: publish everything."""
         while self.in_flight:
             self._publish(self.in_flight.popleft())
+
+    def read(self, slots: Ints, num_bytes: int) -> None:
+        """Work just enqueued on `compute` reads the first bytes of these slots."""
+        self.num_reads += 1
+        self.read_at[slots] = self.num_reads
+        self.pool.used(slots, num_bytes)
 
     def unpin(self) -> None:
         """The layer-step in flight is over: what it read may be evicted again."""

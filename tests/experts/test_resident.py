@@ -46,7 +46,7 @@ def sums(backend):
     return stats
 
 
-@pytest.mark.parametrize("slots", [4, 5, 9, 20, 36])
+@pytest.mark.parametrize("slots", [6, 7, 9, 20, 36])
 @pytest.mark.parametrize("name", ["offload", "hybrid"])
 @pytest.mark.parametrize("device", [CpuDevice, lambda: SimDevice(MACHINE, seed=3)], ids=["cpu", "sim"])
 def test_any_number_of_slots_gives_the_plain_answer(name, slots, device):

@@ -32,6 +32,7 @@ class BaseBackend(ExpertBackend):
         if self.on_routing is not None:
             self.on_routing(layer, routing.ids)
         self._work = self._plan(layer, x, routing)
+        self.stats.requests += len(self._work.plan.experts)
         self._start(self._work)
 
     def finish(self, layer: int) -> Tensor:
@@ -63,11 +64,10 @@ class BaseBackend(ExpertBackend):
     def _complete(self, work: LayerWork) -> None:
         """Wait for what is outstanding and finish the sums in `work.z`."""
 
-    def _plan(self, layer: int, x: Tensor, routing: Routing) -> LayerWork:
+    def _plan(self, layer: int, x: Tensor, routing: Routing, *, with_sums: bool = True) -> LayerWork:
         plan = plan_rows(routing.ids, self.math.exact)
-        self.stats.requests += len(plan.experts)
         layout = self.bank.layouts[layer]
-        z = self.math.output(plan.num_rows, layout.hidden)
+        z = self.math.output(plan.num_rows if with_sums else 0, layout.hidden)
         return LayerWork(layer, layout, plan, self.math.gather_rows(x), z, routing.weights)
 
     def _run(self, work: LayerWork, members: Ints, view: Tensor, index: Ints, first: int, last: int) -> None:

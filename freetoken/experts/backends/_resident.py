@@ -8,17 +8,22 @@ Experts that find no slot wait for a later wave, when the slots of those already
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from freetoken.core.interfaces import Event, Policy
+from freetoken.core.interfaces import Event, Policy, Routing
 from freetoken.experts.backends._base import BaseBackend
 from freetoken.experts.fills import Fill, FillQueue
 from freetoken.experts.host_branch import HostBranch, HostJob
+from freetoken.experts.ring import Ring
 from freetoken.experts.rows import Ints
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.slots import ExpertSlots
+from freetoken.experts.stream import Streamer, needed_share
 from freetoken.experts.work import LayerWork
 
 
@@ -53,6 +58,11 @@ class ResidentBackend(BaseBackend):
         self.slots = ExpertSlots(self.bank, self.device, policy, setup.num_slots, setup.max_slots)
         policy.reset(setup.num_records, self.slots.num_slots, cycle)
         self._queue = FillQueue(self.slots, self.device, self.bank.num_experts)
+        self._ring = Ring(self.slots, self.device, setup.overlap, setup.ring_group)
+        top_k = setup.config.moe.top_k
+        self._streamer = Streamer(
+            self._ring, self.slots, self.math, self._run_whole, top_k, lambda: self._now
+        )
         self._host: HostBranch | None = None
         self._now = 0
         self._step: Step | None = None
@@ -63,9 +73,52 @@ class ResidentBackend(BaseBackend):
         super().end_step(step_s)
         self._now += 1
 
+    def absent_bytes(self, num_tokens: int) -> int:
+        bank, k = self.bank, self._streamer.top_k
+        share = needed_share(num_tokens, bank.num_experts, k)
+        resident = int((self.slots.slot_of >= 0).sum())
+        absent = bank.num_layers * bank.num_experts - resident
+        return int(absent * share * bank.total_bytes / (bank.num_layers * bank.num_experts))
+
+    def begin_job(self, num_tokens: int) -> None:
+        self.slots.poll()
+        if not self._ring.is_open:
+            self._ring.open(self._now)
+        if not self._ring.is_open:
+            self.device.synchronize()
+            self.slots.poll()
+            self._ring.open(self._now)
+
+    def end_job(self) -> None:
+        self._ring.close()
+
+    def stream_layer(self, layer: int, x: Tensor, routing: Routing) -> Generator[None, None, Tensor]:
+        if self.on_routing is not None:
+            self.on_routing(layer, routing.ids)
+        if not self._ring.is_open:
+            self.begin_job(x.shape[0])
+        works, cut = [], self.setup.chunk_tokens
+        for at in range(0, x.shape[0], cut):
+            some = Routing(routing.ids[at : at + cut], routing.weights[at : at + cut])
+            works.append(self._plan(layer, x[at : at + cut], some, with_sums=False))
+        scratch = self.math.output(max(work.plan.num_rows for work in works), works[0].layout.hidden)
+        for work in works:
+            work.z = scratch[: work.plan.num_rows + 1]
+        outs = yield from self._streamer.layer(layer, works, routing.ids)
+        self.stats.prefill_link_bytes = self._ring.link_bytes
+        self.stats.promotions = self._streamer.promotions
+        self.stats.evictions = self.slots.evictions
+        return torch.cat(outs)
+
     def resize(self, num_slots: int) -> None:
-        self.slots.resize(num_slots, self._now)
-        assert self.setup.config.moe is not None
+        """A prefill under way loses its ring's contents and loads them again."""
+        streaming = self._ring.is_open
+        self._ring.close()
+        try:
+            self.slots.resize(num_slots, self._now)
+        finally:
+            if streaming:
+                self.begin_job(0)
 
     def close(self) -> None:
         if self._host is not None:
@@ -93,7 +146,7 @@ class ResidentBackend(BaseBackend):
             self._divide(work, step, missing)
             if self._host is not None:
                 self._host.start(work, step.jobs)
-        self._compute(work, np.zeros_like(have), have)
+        self._compute(work, where, np.zeros_like(have), have)
 
     def _complete(self, work: LayerWork) -> None:
         step, slots = self._step, self.slots
@@ -102,7 +155,7 @@ class ResidentBackend(BaseBackend):
             if step.event is not None:
                 self.device.compute.wait(step.event)
                 slots.arrived()
-                self._compute(work, step.have, step.until)
+                self._compute(work, step.slots, step.have, step.until)
             if not step.later:
                 break
             slots.unpin()
@@ -154,15 +207,18 @@ class ResidentBackend(BaseBackend):
         self.stats.hits += len(step.experts) - len(missing)
         self.stats.missing_tiles += tiles
 
-    def _compute(self, work: LayerWork, first: Ints, last: Ints) -> None:
+    def _compute(self, work: LayerWork, slots: Ints, first: Ints, last: Ints) -> None:
         """Compute tiles [first, last) of each expert from its slot, equal runs together."""
-        assert self._step is not None
         runs: dict[tuple[int, int], list[int]] = defaultdict(list)
         for member, run in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
             if run[0] < run[1]:
                 runs[run].append(member)
         for (a, b), some in runs.items():
             members = np.array(some, np.int64)
-            index = self._step.slots[members]
-            self._run(work, members, self.slots.view(), index, a, b)
-            self.slots.pool.used(index, work.layout.tile_range(0, b)[1])
+            self._run(work, members, self.slots.view(), slots[members], a, b)
+            self.slots.read(slots[members], work.layout.tile_range(0, b)[1])
+
+    def _run_whole(self, work: LayerWork, members: Ints, slots: Ints) -> None:
+        if len(members):
+            self._run(work, members, self.slots.view(), slots, 0, work.layout.num_tiles)
+            self.slots.read(slots, work.layout.used_bytes)
