@@ -9,6 +9,8 @@ import sys
 import pytest
 from house_source import MAY_NAME_TORCH, ROOT, TORCH_FREE_FILES, TORCH_FREE_ROOMS, sources
 
+FOLDERS = ("freetoken", "tests", "scripts")
+
 
 def run(*command: str) -> None:
     if importlib.util.find_spec(command[0]) is None:
@@ -20,11 +22,11 @@ def run(*command: str) -> None:
 
 
 def test_ruff_finds_nothing() -> None:
-    run("ruff", "check", "--quiet", ".")
+    run("ruff", "check", "--quiet", *FOLDERS)
 
 
 def test_ruff_would_format_nothing() -> None:
-    run("ruff", "format", "--check", "--quiet", ".")
+    run("ruff", "format", "--check", "--quiet", *FOLDERS)
 
 
 def test_torch_free_rooms_are_fully_typed() -> None:
