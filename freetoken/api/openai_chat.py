@@ -48,6 +48,17 @@ class FunctionIn(msgspec.Struct):
     parameters: dict[str, Any] | None = None
 
 
+class ThinkingIn(msgspec.Struct):
+    """The switch as some services write it: {"type": "disabled"}."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"] = "auto"
+    budget_tokens: int | None = None
+
+    @property
+    def switch(self) -> bool | None:
+        return {"enabled": True, "disabled": False}.get(self.type)
+
+
 class ToolIn(msgspec.Struct):
     type: str = "function"
     function: FunctionIn | None = None
@@ -65,6 +76,7 @@ class ChatRequest(Sampling, kw_only=True):
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
+    thinking: ThinkingIn | None = None
     thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -96,7 +108,7 @@ class ChatRequest(Sampling, kw_only=True):
             tool_choice=self._tool_choice(),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             thinking=thinking,
-            think_budget=self.thinking_budget,
+            think_budget=self.budget,
             template_kwargs=kwargs,
         )
 
@@ -112,15 +124,21 @@ class ChatRequest(Sampling, kw_only=True):
                 hint="Set logprobs to true.",
                 param="logprobs",
             )
-        if self.thinking_budget is not None and self.thinking_budget < 0:
-            raise out_of_range("thinking_budget", self.thinking_budget, 0, 1 << 31)
+        if self.budget is not None and self.budget < 0:
+            raise out_of_range("thinking_budget", self.budget, 0, 1 << 31)
         thinking = self._thinking()[0]
         word: Thinking | None = None if thinking is None else "on" if thinking else "off"
         return self.to_params(
             logprobs=(top or 0) if self.logprobs else None,
             thinking=word,
-            thinking_budget=self.thinking_budget,
+            thinking_budget=self.budget,
         )
+
+    @property
+    def budget(self) -> int | None:
+        if self.thinking_budget is None and self.thinking is not None:
+            return self.thinking.budget_tokens
+        return self.thinking_budget
 
     def _refuse(self) -> None:
         names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
@@ -181,6 +199,8 @@ class ChatRequest(Sampling, kw_only=True):
             kwargs.setdefault("reasoning_effort", effort)
         if switch is None:
             switch = self.enable_thinking
+        if switch is None and self.thinking is not None:
+            switch = self.thinking.switch
         if switch is None and effort is not None:
             switch = effort not in _NO_THINKING
         return switch, kwargs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -189,11 +190,27 @@ def test_what_is_left_out_is_the_servers_to_decide(serve):
     assert (params.stop, params.logprobs, served.llm.asked[0].prompt.thinking) == ([], None, None)
 
 
-@pytest.mark.parametrize(("effort", "thinking"), [("none", False), ("minimal", False), ("high", True)])
-def test_reasoning_effort_switches_thinking(serve, effort, thinking):
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "minimal"}, False),
+        ({"reasoning_effort": "high"}, True),
+        ({"enable_thinking": False}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, True),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False),
+    ],
+)
+def test_each_way_to_switch_thinking_is_understood(serve, fields, thinking):
     served = serve()
-    assert served.chat(reasoning_effort=effort).status_code == 200
-    assert served.llm.asked[0].prompt.thinking is thinking
+    assert served.chat(**fields).status_code == 200
+    asked = served.llm.asked[0]
+    assert asked.prompt.thinking is thinking
+    assert asked.params.thinking == {None: None, True: "on", False: "off"}[thinking]
+    assert asked.params.thinking_budget == fields.get("thinking", {}).get("budget_tokens")
 
 
 def test_tool_choice_none_offers_no_tools(serve):
@@ -235,8 +252,6 @@ async def test_the_async_client_streams_many_answers_at_once(serve):
         async def one() -> str:
             stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
             return "".join([c.choices[0].delta.content or "" async for c in stream])
-
-        import asyncio
 
         assert await asyncio.gather(*(one() for _ in range(30))) == ["abc"] * 30
     assert served.llm.wait_until_idle()

@@ -144,6 +144,15 @@ async def test_events_of_all_choices_come_in_one_batch_when_they_wait_together()
     await choices.close()
 
 
+async def test_what_arrives_while_the_writer_is_busy_comes_as_one_batch():
+    steps = [step for word in say("a", "b", "c") for step in (word, 0.001)]
+    choices = Choices(generations(steps))
+    while not choices.usage.completion_tokens:
+        await asyncio.sleep(0.001)
+    assert [event for _, event in await choices.take()] == say("a", "b", "c")
+    await choices.close()
+
+
 async def test_waiting_ends_after_the_timeout_with_nothing():
     choices = Choices(generations([HANG]))
     assert await choices.take(0.02) == []

@@ -13,7 +13,7 @@ from scripted_llm import HANG, say, think_then_call
 
 from freetoken.chat.events import TextDelta
 
-ROUNDS = 25
+ROUNDS = [25, pytest.param(200, marks=pytest.mark.soak)]
 PHASES = ["headers", "body", "submit", "waiting", "streaming"]
 
 
@@ -31,11 +31,12 @@ def open_request(base: str, *, stream: bool, part: str = "all", n: int = 1) -> s
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("phase", PHASES)
-def test_leaving_at_each_phase_ends_the_generations(serve, phase, stream):
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_leaving_at_each_phase_ends_the_generations(serve, phase, stream, rounds):
     served = serve(lambda _: [TextDelta("a"), HANG] if phase == "streaming" else [HANG], fresh=True)
     served.llm.submit_delay_s = 0.01 if phase == "submit" else 0.0
     sent = 0
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         n = 1 + round_ % 2
         sock = open_request(served.base, stream=stream, part=phase, n=n)
         sent += n
@@ -49,7 +50,7 @@ def test_leaving_at_each_phase_ends_the_generations(serve, phase, stream):
         assert not served.llm.asked
     elif phase != "submit":
         assert len(served.llm.asked) == sent
-        assert f"freetoken_client_disconnects_total {float(ROUNDS)}" in text
+        assert f"freetoken_client_disconnects_total {float(rounds)}" in text
     wait_for(lambda: served.llm.num_cancelled == len(served.llm.asked))
     assert not served.llm.live
 
@@ -112,7 +113,7 @@ def test_many_clients_of_whom_some_leave_get_whole_answers_or_none(serve):
     wait_for_metric(served, "freetoken_requests_running 1.0")
 
 
-def test_a_slow_reader_gets_fewer_larger_chunks_and_the_whole_text(serve):
+def test_a_slow_reader_gets_the_whole_text_in_few_large_chunks(serve):
     words = [f"word{i} " for i in range(40_000)]
     served = serve(lambda _: say(*words))
     sock = open_request(served.base, stream=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from freetoken.api import ports
@@ -69,9 +70,12 @@ def process(answer_s: float, drain_s: float = 10.0, port: int = 0) -> Iterator[P
         popen.communicate()
 
 
-def test_sigterm_lets_a_running_answer_finish_and_takes_no_new_one():
+def test_sigterm_lets_a_running_answer_finish_and_nothing_is_called_meanwhile():
     with process(answer_s=1.0) as server:
         thread = server.ask()
+        port = int(server.url.rsplit(":", 1)[1])
+        connections = psutil.Process(server.popen.pid).net_connections()
+        assert {c.laddr.port for c in connections} == {port}
         server.popen.send_signal(signal.SIGTERM)
         time.sleep(0.4)
         with pytest.raises(httpx.ConnectError):
