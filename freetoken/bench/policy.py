@@ -14,10 +14,11 @@ from typing import Any
 
 import freetoken
 from freetoken.bench import figures, synthetic
-from freetoken.bench._columns import COLUMNS, Column, run_column, unsupported
+from freetoken.bench._columns import COLUMNS, POLICIES, Column, run_column, unsupported
 from freetoken.bench._report import Report, add_report_arguments
 from freetoken.bench.replay import Reads, read_trace
 from freetoken.bench.traces import Trace, load_trace
+from freetoken.core import choices
 from freetoken.core.errors import ConfigError, nearest
 
 HELP = "decode miss rates of residency policies on routing traces"
@@ -119,7 +120,8 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
     usable = [r for r in rows if r["live"] and r["miss_rate"] is not None]
     usable = [r for r in usable if r["token_cycles"] >= MIN_LRU_CYCLES] or usable
     keys = {(r["trace"], r["capacity_percent"]) for r in usable}
-    rates = {c.key: [r["miss_rate"] for r in usable if r["policy"] == c.key] for c in COLUMNS}
+    names = dict.fromkeys(r["policy"] for r in usable)
+    rates = {name: [r["miss_rate"] for r in usable if r["policy"] == name] for name in names}
     means = {key: sum(found) / len(keys) for key, found in rates.items() if found and len(found) == len(keys)}
     if not means:
         return "No live policy was measured everywhere."
@@ -190,7 +192,9 @@ def _show(
 
 
 def _columns(names: Sequence[str] | None) -> list[Column]:
-    known = {column.key: column for column in COLUMNS}
+    """Columns by key; any other policy file is a column of its own."""
+    known = {name: Column(name, name, name, live=True) for name in choices.names(POLICIES)}
+    known |= {column.key: column for column in COLUMNS}
     for name in names or ():
         if name not in known:
             raise ConfigError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from freetoken.bench import _locality
 from freetoken.bench._report import Report, add_report_arguments
-from freetoken.bench.traces import DECODE, PREFILL, Trace, load_trace, save_trace
+from freetoken.bench.traces import DECODE, NO_ROUTING, PREFILL, Trace, load_trace, save_trace
 from freetoken.core import env
 from freetoken.core.errors import ConfigError
 from freetoken.core.log import logger
@@ -168,7 +168,7 @@ class _Router:
 
 
 def _dtype(experts: int) -> Any:
-    return np.uint8 if experts <= 255 else np.uint16
+    return np.uint8 if experts < NO_ROUTING[1] else np.uint16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
