@@ -14,9 +14,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish
 from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
-from freetoken.core.generate import GenerateParams, Status
+from freetoken.core.generate import GenerateParams, Status, Thinking
 from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
@@ -89,7 +89,7 @@ class Generation:
             if drained and isinstance(drained[-1], Finish):
                 return
 
-    def _drain(self) -> Iterator[Event]:
+    def _drain(self) -> Generator[Event, None, bool]:
         """Events of all queued outputs; returns True after the last one."""
         while self._outputs:
             output = self._outputs.popleft()
@@ -214,11 +214,12 @@ class LLM:
     def submit_chat(self, conversation: Conversation, params: GenerateParams, request_id: str) -> Generation:
         """Render, tokenise and enqueue; RequestError or ContextLengthError before anything runs."""
         codec = self.built.codec
-        thinking = params.thinking or self.options.thinking
+        thinking = params.thinking or cast(Thinking, self.options.thinking)
         budget = (
             params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
         )
         prompt = codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+        self._check_length(len(prompt.ids), params.max_tokens, "messages")
         reader = codec.reader(conversation, prompt, stop=params.stop, logprobs=params.logprobs is not None)
         sampling = self._sampling(params, len(prompt.ids), prompt.think, prompt.stop_ids)
         submit = Submit(request_id, prompt.ids, sampling, prompt.anchor_positions, prompt.anchor_ids)
@@ -229,12 +230,12 @@ class LLM:
     ) -> Generation:
         """Complete a text or an id array, with no template and no parsing of the answer."""
         codec = self.built.codec
-        ids = codec.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt, np.int32)
-        vocab = self.built.config.vocab_size
-        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab):
-            raise RequestError(
-                f"Token ids must lie in 0..{vocab - 1}.", code="invalid_token_id", param="prompt"
-            )
+        if isinstance(prompt, str):
+            ids = codec.tokenizer.encode(prompt, add_special=True)
+        else:
+            ids = np.asarray(prompt, np.int32)
+        self._check_ids(ids)
+        self._check_length(len(ids), params.max_tokens, "prompt")
         reader = codec.text_reader(ids, stop=params.stop, logprobs=params.logprobs is not None)
         return self._submit(Submit(request_id, ids, self._sampling(params, len(ids), None, ())), reader)
 
@@ -245,12 +246,9 @@ class LLM:
 
     def _submit(self, submit: Submit, reader: AnswerReader) -> Generation:
         if self._draining:
-            raise BusyError("The server is shutting down.", code="draining")
-        limit = self.plan.max_model_len
-        if len(submit.prompt_ids) >= limit:
-            raise ContextLengthError(len(submit.prompt_ids), limit)
-        if not len(submit.prompt_ids):
-            raise RequestError("The prompt is empty.", code="empty_prompt", param="prompt")
+            raise BusyError(
+                "The server is shutting down.", code="draining", hint="Try again once it is back."
+            )
         generation = Generation(submit.request_id, reader, self.abort)
         with self._lock:
             if submit.request_id in self._live:
@@ -259,11 +257,33 @@ class LLM:
         self.built.engine.submit(submit)
         return generation
 
+    def _check_length(self, used: int, max_tokens: int | None, param: str) -> None:
+        """The prompt and at least one token, or all that is wished explicitly, must fit the context."""
+        limit = self.plan.max_model_len
+        if used + (max_tokens or 1) > limit:
+            raise ContextLengthError(used, limit, max_tokens=max_tokens or 0, param=param)
+        if not used:
+            raise RequestError(
+                "The prompt is empty.", code="empty_prompt", hint="Send at least one token.", param=param
+            )
+
+    def _check_ids(self, ids: Collection[int] | NDArray[np.int32], param: str = "prompt") -> None:
+        vocab = self.built.config.vocab_size
+        wrong = next((int(i) for i in ids if not 0 <= i < vocab), None)
+        if wrong is not None:
+            raise RequestError(
+                f"There is no token {wrong}.",
+                code="invalid_token_id",
+                hint=f"Ids of this model lie in 0..{vocab - 1}.",
+                param=param,
+            )
+
     def _sampling(
         self, p: GenerateParams, num_prompt: int, think: ThinkBudget | None, stop_ids: tuple[int, ...]
     ) -> SamplingParams:
         """Fill in what the caller left open: the model's generation_config, then neutral values."""
         given = self.built.generation_defaults
+        self._check_ids(p.logit_bias, "logit_bias")
 
         def pick(value: float | None, name: str, neutral: float) -> float:
             return value if value is not None else given.get(name, neutral)
@@ -276,7 +296,7 @@ class LLM:
             presence_penalty=pick(p.presence_penalty, "presence_penalty", 0.0),
             frequency_penalty=pick(p.frequency_penalty, "frequency_penalty", 0.0),
             repetition_penalty=pick(p.repetition_penalty, "repetition_penalty", 1.0),
-            logit_bias=self._bias(p.logit_bias),
+            logit_bias=tuple(p.logit_bias.items()),
             seed=p.seed if p.seed is not None else secrets.randbits(63),
             max_tokens=p.max_tokens or min(self.plan.max_output_tokens, self.plan.max_model_len - num_prompt),
             stop_ids=(*stop_ids, *p.stop_token_ids),
@@ -284,17 +304,6 @@ class LLM:
             logprobs=p.logprobs,
             think=think,
         )
-
-    def _bias(self, bias: dict[int, float]) -> tuple[tuple[int, float], ...]:
-        vocab = self.built.config.vocab_size
-        wrong = [i for i in bias if not 0 <= i < vocab]
-        if wrong:
-            raise RequestError(
-                f"logit_bias names token {wrong[0]}; ids lie in 0..{vocab - 1}.",
-                code="invalid_token_id",
-                param="logit_bias",
-            )
-        return tuple(bias.items())
 
     def _dispatch(self, outputs: list[Output]) -> None:
         """Engine's thread: queue a step's outputs, then wake each waiting loop once."""

@@ -71,14 +71,14 @@ class ContextLengthError(RequestError):
 
     default_code = "context_length_exceeded"
 
-    def __init__(self, used: int, limit: int, *, max_tokens: int = 0) -> None:
-        wanted = f"you requested {used} tokens"
+    def __init__(self, used: int, limit: int, *, max_tokens: int = 0, param: str = "messages") -> None:
+        wanted = f"you requested {used + max_tokens} tokens"
         if max_tokens:
-            wanted += f" in the prompt and {max_tokens} in the answer"
+            wanted += f" ({used} in the prompt, {max_tokens} in the answer)"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, {wanted}.",
             hint="Shorten the prompt or lower max_tokens.",
-            param="messages",
+            param=param,
         )
         self.used = used
         self.limit = limit

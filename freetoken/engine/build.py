@@ -36,7 +36,6 @@ from freetoken.engine.budget import Sizes
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, Plan, make_plan
-from freetoken.engine.prefill import BufferMaker
 from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
@@ -93,31 +92,59 @@ class Built:
         }
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What is known before the plan: the checkpoint as read, and where it will run."""
+
+    options: Options
+    checkpoint: Checkpoint
+    family: ModelFamily
+    config: ModelConfig
+    numerics: Numerics
+    device: Device
+    fmt: WeightFormat | None
+    specs: tuple[StateSpec, ...]
+    progress: Progress
+
+    @property
+    def page_size(self) -> int:
+        return self.options.page_size or PAGE_SIZE
+
+
 def build(options: Options, progress: Progress = lambda phase, percent: None) -> Built:
     """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated."""
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
     checkpoint = open_checkpoint(path)
+    codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser)
+    parts = _parts(options, checkpoint, progress)
+    facts = _facts(parts, path.name if options.model else DEMO_NAME)
+    plan = make_plan(options, facts)
+    _preflight(facts)
+    progress("reading experts", 5)
+    experts = _experts(parts, plan)
+    progress("reading dense weights", 90)
+    engine = _engine(parts, plan, facts, experts)
+    checkpoint.close()
+    progress("ready", 100)
+    return Built(engine, codec, parts.config, parts.device, _generation_defaults(checkpoint.generation))
+
+
+def _parts(options: Options, checkpoint: Checkpoint, progress: Progress) -> _Parts:
     family = find_family(checkpoint.model_type)
     config = family.read_config(checkpoint.config)
     numerics = _numerics(options, config)
-    device = _device(options)
-    codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser)
-    name = path.name if options.model else DEMO_NAME
-    fmt = _weight_format(config, checkpoint)
-    specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
-    facts = _facts(options, name, config, checkpoint, fmt, specs, device)
-    plan = make_plan(options, facts)
-    _preflight(config, facts)
-    progress("reading experts", 5)
-    experts = _experts(options, plan, config, family, checkpoint, fmt, device, numerics, progress)
-    progress("reading dense weights", 90)
-    engine = _engine(plan, facts, config, family, checkpoint, experts, device, numerics)
-    checkpoint.close()
-    progress("ready", 100)
-    defaults = _generation_defaults(checkpoint.generation)
-    engine.eos_ids = tuple(dict.fromkeys([*config.eos_ids, *_ids(checkpoint.generation.get("eos_token_id"))]))
-    return Built(engine, codec, config, device, defaults)
+    return _Parts(
+        options=options,
+        checkpoint=checkpoint,
+        family=family,
+        config=config,
+        numerics=numerics,
+        device=_device(options),
+        fmt=_weight_format(config, checkpoint),
+        specs=family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype),
+        progress=progress,
+    )
 
 
 def find_family(model_type: str) -> ModelFamily:
@@ -169,43 +196,34 @@ def _weight_format(config: ModelConfig, checkpoint: Checkpoint) -> WeightFormat 
     )
 
 
-def _facts(
-    options: Options,
-    name: str,
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    fmt: WeightFormat | None,
-    specs: tuple[StateSpec, ...],
-    device: Device,
-) -> Facts:
-    page_size = options.page_size or PAGE_SIZE
-    dense = sum(
-        torch.Size(checkpoint.source.shape(n)).numel() * 2
-        for n in checkpoint.source.names()
-        if ".experts." not in n
-    )
+def _sizes(parts: _Parts) -> Sizes:
+    config, source = parts.config, parts.checkpoint.source
+    dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
     record = num_experts = 0
-    if config.moe is not None and fmt is not None:
-        phantom = expert_bank.create(config, fmt, phantom=True)
-        record, num_experts = phantom.slot_bytes, config.num_moe_layers * config.moe.num_experts
-    chunk = options.max_prefill_length or 2048
-    activations = (chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8
-    sizes = Sizes(
-        dense_bytes=dense,
-        page_bytes=sum(s.unit_bytes for s in specs if s.unit == "page"),
-        page_size=page_size,
-        state_bytes=sum(s.unit_bytes for s in specs if s.unit == "state"),
+    if config.moe is not None and parts.fmt is not None:
+        record = expert_bank.create(config, parts.fmt, phantom=True).slot_bytes
+        num_experts = config.num_moe_layers * config.moe.num_experts
+    chunk = parts.options.max_prefill_length or 2048
+    return Sizes(
+        dense_bytes=dense * parts.numerics.dtype.itemsize,
+        page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
+        page_size=parts.page_size,
+        state_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "state"),
         record_bytes=record,
         num_experts=num_experts,
-        activation_bytes=activations,
+        activation_bytes=(chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8,
     )
+
+
+def _facts(parts: _Parts, name: str) -> Facts:
+    options, config, device = parts.options, parts.config, parts.device
     free = device.free_bytes()
     if device.owns_memory:
         free = int(free * (options.memory_ratio if options.memory_ratio is not None else 1.0))
         free = min(free, options.gpu_memory or free)
     return Facts(
         model_name=name,
-        sizes=sizes,
+        sizes=_sizes(parts),
         experts_per_token=config.num_moe_layers * (config.moe.top_k if config.moe else 0),
         expert_flops=cost.expert_flops(config, 1) if config.moe else 0.0,
         max_position=config.max_position,
@@ -214,12 +232,12 @@ def _facts(
         free_bytes=free,
         host_free_bytes=int(psutil.virtual_memory().available),
         machine=device.machine,
-        has_states=any(s.unit == "state" for s in specs),
+        has_states=any(s.unit == "state" for s in parts.specs),
         run_ahead=device.run_ahead,
     )
 
 
-def _preflight(config: ModelConfig, facts: Facts) -> None:
+def _preflight(facts: Facts) -> None:
     """Refuse a bank that host memory can't hold, before the first byte is read."""
     bank = facts.sizes.num_experts * facts.sizes.record_bytes
     dense = 0 if facts.owns_memory else facts.sizes.dense_bytes
@@ -245,30 +263,22 @@ class _Counting(ExpertSink):
             self._progress("reading experts", 5 + 85 * self._done // self._total)
 
 
-def _experts(
-    options: Options,
-    plan: Plan,
-    config: ModelConfig,
-    family: ModelFamily,
-    checkpoint: Checkpoint,
-    fmt: WeightFormat | None,
-    device: Device,
-    numerics: Numerics,
-    progress: Progress,
-) -> ExpertBackend:
+def _experts(parts: _Parts, plan: Plan) -> ExpertBackend:
     """Fill the bank in its final layout and put the chosen backend around it."""
-    if fmt is None or config.moe is None:
+    options, config = parts.options, parts.config
+    if parts.fmt is None or config.moe is None:
         return NoExperts()
-    bank = expert_bank.create(config, fmt)
-    family.load_experts(config, checkpoint.source, _Counting(bank, len(bank.missing()), progress))
+    bank = expert_bank.create(config, parts.fmt)
+    sink = _Counting(bank, len(bank.missing()), parts.progress)
+    parts.family.load_experts(config, parts.checkpoint.source, sink)
     if bank.missing():
         raise WeightsError(f"{len(bank.missing())} experts are missing.", code="missing_experts")
     policy = choices.load("freetoken.experts.policies", plan.policy).POLICY()
     setup = ExpertSetup(
         config=config,
         bank=bank,
-        device=device,
-        numerics=numerics,
+        device=parts.device,
+        numerics=parts.numerics,
         policy=policy,
         num_slots=max(plan.memory.num_slots - 1, 0),
         max_slots=max(plan.max_slots - 1, 0),
@@ -283,23 +293,15 @@ def _experts(
     return backend
 
 
-def _engine(
-    plan: Plan,
-    facts: Facts,
-    config: ModelConfig,
-    family: ModelFamily,
-    checkpoint: Checkpoint,
-    experts: ExpertBackend,
-    device: Device,
-    numerics: Numerics,
-) -> Engine:
+def _engine(parts: _Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> Engine:
+    device = parts.device
     sizes, memory = facts.sizes, plan.memory
     kv = device.pool("kv", sizes.page_bytes, memory.num_pages, min_units=2, max_units=plan.max_pages)
     pools: dict[str, Pool] = {"kv": kv}
     if facts.has_states:
         states = memory.num_states
         pools["state"] = device.pool("state", sizes.state_bytes, states, min_units=states, max_units=states)
-    model = family.build(config, checkpoint.source, device, numerics, pools)
+    model = parts.family.build(parts.config, parts.checkpoint.source, device, parts.numerics, pools)
     sampler = Sampler(plan.max_running + 1, device.torch_device)
     runner = Runner(model, experts, device, sampler)
     max_pages = plan.max_model_len // plan.page_size + 2
@@ -321,8 +323,9 @@ def _engine(
         grow_pages=lambda pages: live.grow_pages(scheduler, pages),
     )
     live = Memory(plan, sizes, device, kv, experts)
-    buffers = BufferMaker(max_pages, plan.page_size, device.torch_device, sampler.last_tokens)
-    return Engine(plan, scheduler, runner, live, device, buffers, config.eos_ids)
+    generation = parts.checkpoint.generation
+    eos_ids = tuple(dict.fromkeys([*parts.config.eos_ids, *_ids(generation.get("eos_token_id"))]))
+    return Engine(plan, scheduler, runner, live, device, eos_ids)
 
 
 def _ids(value: Any) -> list[int]:

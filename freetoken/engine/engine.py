@@ -25,7 +25,7 @@ from freetoken.core.request import Abort, FinishReason, Output, Request, Submit,
 from freetoken.engine.drawing import finish_reason, next_draw, note_token
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Plan
-from freetoken.engine.prefill import BufferMaker, PrefillJob
+from freetoken.engine.prefill import PrefillJob
 from freetoken.engine.runner import Launched, Runner
 from freetoken.engine.sampler import Sampled
 from freetoken.engine.scheduler import NeedsSync, Schedule, Scheduler, Work
@@ -62,7 +62,6 @@ class Engine:
         runner: Runner,
         memory: Memory,
         device: Device,
-        buffers: BufferMaker,
         eos_ids: tuple[int, ...],
     ) -> None:
         self.plan, self.scheduler, self.runner = plan, scheduler, runner
@@ -70,7 +69,6 @@ class Engine:
         self.stats = EngineStats()
         self.error: FreeTokenError | None = None
         self.on_job: Callable[[Sequence[Segment]], None] = lambda segments: None
-        self._buffers = buffers
         self._sink: Sink = lambda outputs: None
         self._inbox: queue.SimpleQueue[Submit | Abort | _Resize | None] = queue.SimpleQueue()
         self._outputs: list[Output] = []
@@ -305,9 +303,7 @@ class Engine:
         self._job_works = works
         segments = [self._segment(w) for w in works]
         self.on_job(segments)
-        self._job = PrefillJob(
-            self.runner.model, self.runner.experts, segments, self.plan.chunk_tokens, self._buffers
-        )
+        self._job = PrefillJob(self.runner, segments, self.plan.chunk_tokens)
 
     def _advance_job(self, *, interpose: bool) -> None:
         """Run units until the job is complete or a running stream's next token is due."""

@@ -14,8 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from freetoken.core.batch import BatchBuffers, Segment
-from freetoken.core.interfaces import ExpertBackend, Model, Routing
+from freetoken.core.batch import Segment
+from freetoken.core.interfaces import Routing
+from freetoken.engine.runner import Runner
 
 
 def split_segments(segments: Sequence[Segment], chunk_tokens: int) -> list[list[Segment]]:
@@ -38,48 +39,28 @@ def split_segments(segments: Sequence[Segment], chunk_tokens: int) -> list[list[
     return chunks
 
 
-class BufferMaker:
-    """Makes the int buffers of a job's sub-chunks: a job keeps all of its batches at once."""
-
-    def __init__(self, max_pages: int, page_size: int, device: torch.device, last_tokens: Tensor) -> None:
-        self._args = (max_pages, page_size, device, last_tokens)
-
-    def __call__(self, segments: Sequence[Segment]) -> BatchBuffers:
-        max_pages, page_size, device, last_tokens = self._args
-        rows = sum(len(s.token_ids) for s in segments)
-        pages = min(max_pages, max(len(s.page_ids) for s in segments))
-        return BatchBuffers(rows, len(segments), pages, page_size, device, last_tokens)
-
-
 class PrefillJob:
     """A layer cursor over a macro-chunk. `logits` float32 [R, V] exists once `done`."""
 
-    def __init__(
-        self,
-        model: Model,
-        experts: ExpertBackend,
-        segments: Sequence[Segment],
-        chunk_tokens: int,
-        make_buffers: BufferMaker,
-    ) -> None:
+    def __init__(self, runner: Runner, segments: Sequence[Segment], chunk_tokens: int) -> None:
         self.segments = tuple(segments)
         self.num_tokens = sum(len(s.token_ids) for s in segments)
         self.logits: Tensor | None = None
-        self._model, self._experts = model, experts
-        self._batches = [make_buffers(chunk).fill(chunk) for chunk in split_segments(segments, chunk_tokens)]
+        self._model, self._experts = runner.model, runner.experts
+        self._batches = [runner.keep(chunk) for chunk in split_segments(segments, chunk_tokens)]
         self._units = self._run()
-        experts.begin_job(self.num_tokens)
+        self._experts.begin_job(self.num_tokens)
         self._open = True
 
     @property
     def done(self) -> bool:
         return self.logits is not None
 
-    @torch.inference_mode()
     def advance(self) -> bool:
         """Run one unit. Returns False once the job is complete."""
         try:
-            next(self._units)
+            with torch.inference_mode():
+                next(self._units)
         except StopIteration:
             self.close()
             return False

@@ -39,9 +39,11 @@ class Runner:
     def __init__(self, model: Model, experts: ExpertBackend, device: Device, sampler: Sampler) -> None:
         self.model, self.experts, self.device, self.sampler = model, experts, device, sampler
         self._buffers: dict[bool, BatchBuffers] = {}
+        self._max_pages = self._page_size = 0
 
     def reserve(self, max_running: int, max_rows: int, max_pages: int, page_size: int) -> None:
         """Allocate the fixed buffers: one set for decode, one for batches with prefill rows."""
+        self._max_pages, self._page_size = max_pages, page_size
         for is_decode, rows in ((True, max_running), (False, max_rows + max_running)):
             rows = max(rows, self.device.bucket(max_running))
             self._buffers[is_decode] = BatchBuffers(
@@ -55,17 +57,25 @@ class Runner:
         bucket = self.device.bucket(len(segments)) if is_decode else 0
         return self._buffers[is_decode].fill(segments, bucket)
 
-    @torch.inference_mode()
-    def launch(self, segments: Sequence[Segment]) -> Launched:
-        batch = self.fill(segments)
-        return Launched(batch, self.model.forward(batch, self.experts))
+    def keep(self, segments: Sequence[Segment]) -> Batch:
+        """Copy segments into buffers of their own: a job's batches all live until it ends."""
+        rows = sum(len(s.token_ids) for s in segments)
+        pages = min(self._max_pages, max(len(s.page_ids) for s in segments))
+        place, last = self.device.torch_device, self.sampler.last_tokens
+        return BatchBuffers(rows, len(segments), pages, self._page_size, place, last).fill(segments)
 
-    @torch.inference_mode()
+    def launch(self, segments: Sequence[Segment]) -> Launched:
+        """Enqueue a forward over `segments`."""
+        with torch.inference_mode():
+            batch = self.fill(segments)
+            return Launched(batch, self.model.forward(batch, self.experts))
+
     def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Sampled:
         """Draw from the given logit rows only: what ended meanwhile is not sampled."""
-        if len(rows) != logits.shape[0]:
-            logits = logits[torch.tensor(rows, device=logits.device, dtype=torch.int64)]
-        return self.sampler.sample(logits, draws)
+        with torch.inference_mode():
+            if len(rows) != logits.shape[0]:
+                logits = logits[torch.tensor(rows, device=logits.device, dtype=torch.int64)]
+            return self.sampler.sample(logits, draws)
 
     def collect(self, sampled: Sampled) -> list[Token]:
         """Wait for a step's tokens. The one place where the engine waits for the device."""

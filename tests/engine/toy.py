@@ -24,7 +24,6 @@ from freetoken.engine.budget import Sizes
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, make_plan
-from freetoken.engine.prefill import BufferMaker
 from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
@@ -167,8 +166,7 @@ class Bench:
             limits, pages, running + 1, NullCache(), wants_job=lambda n: self.experts.absent_bytes(n) > 8
         )
         memory = Memory(plan, sizes, device, kv, self.experts)
-        maker = BufferMaker(300, PAGE, device.torch_device, sampler.last_tokens)
-        self.engine = Engine(plan, self.scheduler, runner, memory, device, maker, (EOS,))
+        self.engine = Engine(plan, self.scheduler, runner, memory, device, (EOS,))
         self.engine._sink = self._take
         self.outputs: dict[str, list[Output]] = {}
 

@@ -110,11 +110,23 @@ def test_a_duplicate_id_is_refused_while_the_first_runs(llm):
     assert list(first)[-1].reason == "abort"
 
 
-def test_prompts_at_the_limit_are_refused_with_used_and_limit(llm):
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "fits"),
+    [(-1, None, True), (0, None, False), (1, None, False), (-10, 10, True), (-10, 11, False)],
+)
+def test_the_context_limit_is_exact_and_said_with_its_numbers(llm, num_prompt, max_tokens, fits):
     limit = llm.max_model_len
+    ids = np.full(limit + num_prompt, 5, np.int32)
+    params = GenerateParams(temperature=0, max_tokens=max_tokens)
+    if fits:
+        generation = llm.submit_text(ids, params, "long")
+        generation.cancel()
+        assert list(generation)[-1].reason == "abort"
+        return
     with pytest.raises(ContextLengthError) as e:
-        llm.submit_text(np.full(limit, 5, np.int32), GREEDY, "long")
-    assert (e.value.used, e.value.limit) == (limit, limit)
+        llm.submit_text(ids, params, "long")
+    assert (e.value.used, e.value.limit, e.value.max_tokens) == (len(ids), limit, max_tokens or 0)
+    assert str(limit) in e.value.message and e.value.param == "prompt"
 
 
 @pytest.mark.parametrize(
