@@ -24,6 +24,7 @@ set_up() {  # set_up EXTRAS, like '.[fast]'
   local stamp=.venv/.installed state
   state="$1 $(cat constraints.txt pyproject.toml | cksum)"
   if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
+    echo "Installing FreeToken and its packages into .venv (a minute or two, the first time) ..." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
     echo "$state" >"$stamp"
   fi
