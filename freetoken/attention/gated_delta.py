@@ -35,11 +35,14 @@ def state_spec(spec: DeltaSpec, num_layers: int, dtype: torch.dtype) -> StateSpe
 class GatedDelta:
     """All gated DeltaNet layers of a model over one state pool. `layer` counts layers of the kind."""
 
-    def __init__(self, spec: DeltaSpec, num_layers: int, numerics: Numerics, pool: Pool) -> None:
+    def __init__(
+        self, spec: DeltaSpec, num_layers: int, numerics: Numerics, pool: Pool, activation: str = "silu"
+    ) -> None:
         self.spec = spec
         self.num_layers = num_layers
         self.numerics = numerics
         self.pool = pool
+        self.activation = activation
         self._generation = -1
         self._conv = self._delta = torch.empty(0)
 
@@ -80,7 +83,7 @@ class GatedDelta:
             if segment.start == 0:
                 conv[unit].zero_()
                 delta[unit].zero_()
-            mixed = causal_conv(qkv[None, part], conv[unit][None], conv_weight)[0]
+            mixed = causal_conv(qkv[None, part], conv[unit][None], conv_weight, self.activation)[0]
             out[part] = self._scan(mixed, g[part], beta[part], delta[unit], segment)
         return out
 
@@ -94,12 +97,12 @@ class GatedDelta:
     ) -> Tensor:
         """One token of every sequence: gather the states, step, scatter them back."""
         qkv, conv_weight, g, beta = inputs
-        conv_in = torch.where(fresh[:, None, None], 0.0, conv[state_ids])
-        delta_in = torch.where(fresh[:, None, None, None], 0.0, delta[state_ids])
-        mixed = causal_conv(qkv[:, None], conv_in, conv_weight)[:, 0]
+        conv_in = torch.where(fresh[:, None, None], 0.0, conv.index_select(0, state_ids))
+        delta_in = torch.where(fresh[:, None, None, None], 0.0, delta.index_select(0, state_ids))
+        mixed = causal_conv(qkv[:, None], conv_in, conv_weight, self.activation)[:, 0]
         out = step(*self._split(mixed), g, beta, delta_in)
-        conv[state_ids] = conv_in
-        delta[state_ids] = delta_in
+        conv.index_copy_(0, state_ids, conv_in)
+        delta.index_copy_(0, state_ids, delta_in)
         return out
 
     def _scan(self, mixed: Tensor, g: Tensor, beta: Tensor, delta: Tensor, segment: Segment) -> Tensor:

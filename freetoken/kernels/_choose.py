@@ -14,7 +14,7 @@ from freetoken.core.log import logger
 _log = logger("kernels")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def choose(makers: tuple[ModuleType, ...], device_type: str) -> ModuleType:
     """Return the best maker for a torch device type (`cpu`, `cuda`)."""
     best = max((m for m in makers if m.supports(device_type)), key=lambda m: m.RANK)

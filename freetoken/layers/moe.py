@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.interfaces import Routing
+from freetoken.kernels.activation import sigmoid
 from freetoken.kernels.linear import linear, linear_exact
 from freetoken.layers.mlp import GatedMLP
 
@@ -48,5 +49,5 @@ class SharedExpert:
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> float32 [T, H]."""
         products = self.mlp.gate_up(x)
-        share = products[:, -1:].float().contiguous().sigmoid()
+        share = sigmoid(products[:, -1:])
         return self.mlp.finish(products, x).float() * share

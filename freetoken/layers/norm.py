@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from freetoken.kernels.activation import activate
+from freetoken.kernels.activation import silu
 from freetoken.kernels.rms_norm import rms_norm
 
 
@@ -24,4 +24,4 @@ class GatedNorm(RMSNorm):
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """x float32 [.., D], gate [.., D] -> float32 [.., D]."""
-        return rms_norm(x, self.weight, self.eps) * activate("silu", gate)
+        return rms_norm(x, self.weight, self.eps) * silu(gate)

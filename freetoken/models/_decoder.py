@@ -75,7 +75,9 @@ class Decoder(Model):
             self._rope = Rope(config.attention, config.max_position, place)
             self._kv = full.FullAttention(config.attention, count, self.numerics, pools["kv"])
         if config.delta and (count := config.num_mixers(gated_delta.KIND)):
-            self._state = gated_delta.GatedDelta(config.delta, count, self.numerics, pools["state"])
+            self._state = gated_delta.GatedDelta(
+                config.delta, count, self.numerics, pools["state"], config.activation
+            )
 
     def _add_layer(self, layer: int, read: LayerReader) -> None:
         config, moe, index = self.config, self.config.moe, self.config.mixer_index(layer)

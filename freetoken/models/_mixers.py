@@ -7,13 +7,13 @@ steps belongs to the attention kind. `layer` counts layers of the same kind.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from freetoken.attention.full import FullAttention
 from freetoken.attention.gated_delta import GatedDelta
 from freetoken.core.batch import Batch
 from freetoken.core.model_config import ModelConfig
+from freetoken.kernels.activation import sigmoid, softplus
 from freetoken.layers.linear import Linear
 from freetoken.layers.norm import GatedNorm, RMSNorm
 from freetoken.layers.rope import Rope
@@ -61,7 +61,7 @@ class AttentionMixer:
         query, key = self.rope(query, batch.positions), self.rope(key, batch.positions)
         mixed = self.storage.attend(self.layer, query, key, value, batch)
         if spec.gated:
-            share = gate.float().contiguous().sigmoid()
+            share = sigmoid(gate)
             mixed = (mixed.float() * share).to(x.dtype)
         return self.out(mixed.flatten(1))
 
@@ -85,8 +85,8 @@ class DeltaMixer:
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         qkv, z, b, a = self.inputs(x).split(self.sizes, dim=-1)
-        beta = b.float().contiguous().sigmoid()
-        g = self.decay * F.softplus((a.float() + self.dt_bias).contiguous())
+        beta = sigmoid(b)
+        g = self.decay * softplus(a.float() + self.dt_bias)
         mixed = self.storage.attend(self.layer, qkv, self.conv, g, beta, batch)
         gate = z.unflatten(-1, (self.spec.num_v_heads, self.spec.v_dim))
         return self.out(self.norm.gated(mixed, gate).to(x.dtype).flatten(1))

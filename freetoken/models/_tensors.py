@@ -96,15 +96,14 @@ def _mlp(config: ModelConfig, kind: str, fused: bool) -> Shapes:
     return out
 
 
-def expected(config: ModelConfig, source: WeightSource) -> Shapes:
-    """Every tensor the model needs, canonical name to shape."""
+def expected(config: ModelConfig, names: Set[str]) -> Shapes:
+    """Every tensor the model needs, canonical name to shape; `names` tells fused from split experts."""
     out: Shapes = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),
     }
     if not config.tie_embeddings:
         out["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    names = set(source.names())
     for layer, spec in enumerate(config.layers):
         parts: Shapes = {
             "input_layernorm.weight": (config.hidden_size,),
@@ -118,7 +117,7 @@ def expected(config: ModelConfig, source: WeightSource) -> Shapes:
 
 def check(config: ModelConfig, source: WeightSource) -> None:
     """WeightsError with all faults unless the source holds just what the model needs."""
-    check_tensors(source, expected(config, source), optional=("lm_head.weight",))
+    check_tensors(source, expected(config, set(source.names())), optional=("lm_head.weight",))
 
 
 def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) -> None:

@@ -223,7 +223,7 @@ def _check_present(index: Path, shards: list[Path]) -> None:
     missing = [p.name for p in shards if not p.is_file()]
     if missing:
         raise WeightsError(
-            f"{len(missing)} of {len(shards)} files that {index.name} lists are missing: {', '.join(missing)}.",
+            f"{index.name} lists {len(shards)} files; missing: {', '.join(missing)}.",
             code="missing_shard",
             hint=f"Copy or download them into {index.parent}.",
         )

@@ -62,9 +62,15 @@ class Runner:
         )
         if self.config.moe:
             family.load_experts(self.config, checkpoint.source, self.experts)
+        self.skipped = checkpoint.skipped
         checkpoint.close()
         self.buffers = BatchBuffers(
-            num_pages * page_size, 64, num_pages, page_size, torch.device("cpu"), torch.zeros(64, dtype=torch.int64)
+            num_pages * page_size,
+            64,
+            num_pages,
+            page_size,
+            torch.device("cpu"),
+            torch.zeros(64, dtype=torch.int64),
         )
         self._next_page, self._next_state = 1, 1
 

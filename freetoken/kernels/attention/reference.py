@@ -56,7 +56,10 @@ def attend_exact(q: Tensor, pages: Tensor, length: int, scale: float, window: in
     capacity = num_pages * page_size
     kv = pages.float().transpose(0, 1).flatten(1, 2)  # [2, p * page, Nkv, D]
     kv = torch.where(torch.arange(capacity, device=q.device)[:, None, None] < length, kv, 0.0)
-    keys, values = kv.view(2, num_pages, page_size, kv_heads, dim).transpose(2, 3).contiguous()
+    keys, values = kv.view(2, num_pages, page_size, kv_heads, dim).transpose(2, 3)
+    # Keys as [D, page], contiguous: a broadcast product copies a transposed operand only sometimes, and
+    # then another BLAS kernel runs.
+    keys, values = keys.transpose(-1, -2).contiguous(), values.contiguous()
     seen = F.pad(_visible(rows, length, 0, window, q.device), (0, capacity - length))
     group = q.float().reshape(rows, 1, kv_heads, heads // kv_heads, dim)
     step = max(1, _EXACT_ELEMENTS // (capacity * kv_heads * dim))
@@ -68,9 +71,9 @@ def attend_exact(q: Tensor, pages: Tensor, length: int, scale: float, window: in
 
 
 def _exact_rows(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """q [r, 1, Nkv, G, D], keys and values [p, Nkv, page, D], seen bool [r, p * page] -> [r, Nkv, G, D]."""
-    rows, num_pages, page_size = q.shape[0], keys.shape[0], keys.shape[2]
-    scores = q @ keys.transpose(-1, -2)  # [r, p, Nkv, G, page]
+    """q [r, 1, Nkv, G, D], keys [p, Nkv, D, page], values [p, Nkv, page, D] -> [r, Nkv, G, D]."""
+    rows, num_pages, page_size = q.shape[0], values.shape[0], values.shape[2]
+    scores = q @ keys  # [r, p, Nkv, G, page]
     scores = scores.masked_fill(~seen.view(rows, num_pages, 1, 1, page_size), float("-inf"))
     peak = scores.amax((1, 4), keepdim=True)
     weights = (scores - peak).contiguous().exp()

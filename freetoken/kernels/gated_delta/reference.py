@@ -26,7 +26,8 @@ def _prepare(q: Tensor, k: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Normalise, scale q and repeat key heads to the value heads: [.., Hv, Dk] each."""
     both = torch.stack([q, k])
     both = both * torch.rsqrt((both * both).sum(-1, keepdim=True) + _EPS)
-    both = both.repeat_interleave(heads // q.shape[-2], dim=-2)
+    if heads != q.shape[-2]:
+        both = both.unsqueeze(-2).expand(*both.shape[:-1], heads // q.shape[-2], -1).flatten(-3, -2)
     return both[0] * q.shape[-1] ** -0.5, both[1]
 
 
