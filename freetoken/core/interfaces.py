@@ -141,7 +141,12 @@ class Faults:
 
 
 class Device(abc.ABC):
-    """A place to compute. `cpu` shares host memory; `sim` and `cuda` own memory behind a link."""
+    """A place to compute. `cpu` shares host memory; `sim` and `cuda` own memory behind a link.
+
+    owns_memory     expert slots make sense: the device's memory is not the host's
+    in_host_memory  what it holds is taken from the host's memory all the same
+    run_ahead       launching a step before the last one is read pays
+    """
 
     name: str
     torch_device: torch.device
@@ -150,6 +155,7 @@ class Device(abc.ABC):
     compute: Stream
     faults: Faults
     owns_memory: bool = True
+    in_host_memory: bool = False
     run_ahead: bool = True
     memory_bytes: int = 0
 

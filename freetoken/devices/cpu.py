@@ -71,6 +71,7 @@ class CpuDevice(Device):
     """`phantom` pools have sizes but no bytes, for models of shapes only."""
 
     name = "cpu"
+    in_host_memory = True
     owns_memory = False
     run_ahead = False
 

@@ -171,6 +171,7 @@ class SimDevice(Device):
     """
 
     name = "sim"
+    in_host_memory = True
     compute: SimStream
 
     def __init__(

@@ -229,6 +229,7 @@ def _facts(parts: _Parts, name: str) -> Facts:
         max_position=config.max_position,
         device=device.name,
         owns_memory=device.owns_memory,
+        in_host_memory=device.in_host_memory,
         free_bytes=free,
         host_free_bytes=int(psutil.virtual_memory().available),
         machine=device.machine,

@@ -27,6 +27,7 @@ class Facts:
     """What was found: the model's sizes, the device's and the host's memory.
 
     owns_memory   the device has memory of its own behind a link
+    in_host_memory  the device's memory is host memory
     free_bytes    device memory that may be used (host memory where owns_memory is False)
     """
 
@@ -37,6 +38,7 @@ class Facts:
     max_position: int
     device: str
     owns_memory: bool
+    in_host_memory: bool
     free_bytes: int
     host_free_bytes: int
     machine: Machine
@@ -46,7 +48,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The frozen outcome. Token limits in tokens, pool sizes in units including each dummy."""
+    """The frozen outcome. Token limits in tokens, pool sizes in units including each dummy.
+
+    host_bytes   most host memory that serving may take beyond what importing took
+    """
 
     model_name: str
     device: str
@@ -64,6 +69,7 @@ class Plan:
     prefill_gap_s: float
     run_ahead: bool
     exact: bool
+    host_bytes: int
     reasons: tuple[str, ...]
 
     @property
@@ -78,7 +84,12 @@ class Plan:
         head = (
             f"{self.backend} on {self.device}: {self.kv_tokens} KV tokens, {self.max_running} requests{pool}"
         )
-        return [head, *self.reasons, f"memory: {self.memory}"]
+        return [
+            head,
+            *self.reasons,
+            f"memory: {self.memory}",
+            f"host memory: {format_bytes(self.host_bytes)}",
+        ]
 
 
 def make_plan(options: Options, facts: Facts) -> Plan:
@@ -120,8 +131,18 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         prefill_gap_s=(options.prefill_gap_ms if options.prefill_gap_ms is not None else 50.0) / 1000,
         run_ahead=facts.run_ahead if options.run_ahead is None else options.run_ahead,
         exact=options.exact,
+        host_bytes=_host_bytes(facts, memory),
         reasons=tuple(reasons),
     )
+
+
+def _host_bytes(facts: Facts, memory: Division) -> int:
+    """What the process may hold in host memory at most: the bank, and all that has no memory elsewhere."""
+    sizes = facts.sizes
+    bank = sizes.num_experts * sizes.record_bytes
+    if not facts.in_host_memory:
+        return bank
+    return bank + memory.used_bytes + (0 if facts.owns_memory else sizes.dense_bytes)
 
 
 def _check_slots(options: Options, facts: Facts) -> None:
