@@ -20,8 +20,8 @@ SIZES = Sizes(
 def facts(device: str = "sim", free: int = 24 * GIB, machine: str = "4090", **kw) -> Facts:
     base = dict(
         model_name="m", sizes=SIZES, experts_per_token=320, expert_flops=6e6, max_position=65536,
-        device=device, owns_memory=device != "cpu", in_host_memory=True, free_bytes=free, host_free_bytes=64 * GIB,
-        machine=preset(machine), has_states=True, run_ahead=True,
+        device=device, owns_memory=device != "cpu", in_host_memory=True, free_bytes=free,
+        host_free_bytes=64 * GIB, machine=preset(machine), has_states=True, run_ahead=True,
     )  # fmt: skip
     return Facts(**{**base, **kw})
 
