@@ -128,13 +128,14 @@ def _numeric(text: str) -> bool:
 
 
 class Progress:
-    """Load progress: one line that moves on a terminal, one line per phase elsewhere.
+    """Load progress: one line that moves on a terminal; elsewhere one line per phase, or nothing.
 
     Is the `progress` callable of the engine: phase, percent 0..100.
     """
 
-    def __init__(self, out: Terminal) -> None:
+    def __init__(self, out: Terminal, *, plain_lines: bool = False) -> None:
         self.out = out
+        self.plain_lines = plain_lines
         self.started = time.monotonic()
         self.seconds = 0.0
         self._phase = ""
@@ -146,7 +147,7 @@ class Progress:
         if phase != self._phase:
             self._close(now)
             self._phase, self._since = phase, now
-            if not self.out.live:
+            if self.plain_lines and not self.out.live:
                 self.out.line(f"  {percent:3d} %  {phase}")
         filled = max(0, min(20, percent // 5))
         bar = "#" * filled + "." * (20 - filled)

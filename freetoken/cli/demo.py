@@ -8,7 +8,6 @@ claim that fails makes the exit code 1. Downloads nothing, needs no GPU.
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 import time
 
@@ -61,7 +60,7 @@ class _Demo:
         out = self.out
         out.title("1  A chat, on this machine's CPU")
         out.wrapped(_banner.DEMO_NOTE)
-        engine, progress = start_engine(Options(device="cpu"), self._quiet())
+        engine, progress = start_engine(Options(device="cpu"), out)
         out.line(out.dim(f"  loaded in {progress.seconds:.1f} s: {engine.plan.lines()[0]}"))
         session = LocalSession(engine)
         try:
@@ -91,14 +90,14 @@ class _Demo:
         )
         outcomes: list[_placements.Outcome] = []
         for placement in _placements.placements():
-            engine, _ = start_engine(placement.options, self._quiet())
+            engine, _ = start_engine(placement.options, out)
             try:
                 outcomes.append(_placements.answer(placement, engine))
             finally:
                 engine.close()
         self._table(outcomes)
         options = _placements.laptop("hybrid", _placements.AMPLE_MEMORY)
-        engine, _ = start_engine(options, self._quiet())
+        engine, _ = start_engine(options, out)
         try:
             self._halve(engine, outcomes[0].text)
         finally:
@@ -122,10 +121,6 @@ class _Demo:
         self.faults += faults
         self._say(faults, "the memory is halved, slots are given up, the answer goes on")
         self._claim(said == reference, "the text is the same as before, unbroken")
-
-    def _quiet(self) -> Terminal:
-        """Where load progress goes: the screen's moving line, or nowhere."""
-        return self.out if self.out.live else Terminal(io.StringIO())
 
     def _claim(self, holds: bool, sentence: str) -> None:
         if not holds:

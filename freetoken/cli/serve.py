@@ -78,7 +78,7 @@ class _Loader:
             self._thread.join(timeout=5.0)
 
     def _load(self) -> None:
-        progress = Progress(self._out)
+        progress = Progress(self._out, plain_lines=True)
         try:
             self._llm.load(progress)
         except Exception as e:

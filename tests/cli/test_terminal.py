@@ -54,7 +54,7 @@ def test_colour_does_not_count_as_width() -> None:
 
 def test_progress_names_each_phase_once_in_a_pipe() -> None:
     pipe = io.StringIO()
-    progress = Progress(Terminal(pipe))
+    progress = Progress(Terminal(pipe), plain_lines=True)
     for phase, percent in (("weights", 0), ("weights", 40), ("experts", 60), ("experts", 99)):
         progress(phase, percent)
     progress.finish()
