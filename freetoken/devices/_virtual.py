@@ -137,10 +137,11 @@ class Link:
 
     def _interval(self, at: float) -> tuple[float, bool]:
         """Until when the link's state at `at` lasts, and whether it is busy."""
+        following = FOREVER
         for start, end in reversed(self.busy):
+            if start <= at < end:
+                return end, True
             if end <= at:
                 break
-            if start <= at:
-                return end, True
-        later = [start for start, end in self.busy if start > at]
-        return (min(later), False) if later else (FOREVER, False)
+            following = start
+        return following, False

@@ -22,12 +22,14 @@ from freetoken.experts.slots import ExpertSlots
 GROUPS = 3
 PIECE_S = 0.002
 HIDDEN = 20
+LEAST_S = 0.0005
 
 
 def group_size(bank: ExpertBank, device: Device, num_slots: int) -> int:
-    """Experts of a group: the fixed cost of a load is at most a 20th of its copies."""
+    """Experts of a group: its copies take at least half a millisecond and 20 times their fixed cost."""
     machine = device.machine
-    hides = int(HIDDEN * machine.fill_fixed_s * machine.link_bw / bank.slot_bytes) + 1
+    least_s = max(HIDDEN * machine.fill_fixed_s, LEAST_S)
+    hides = int(least_s * machine.link_bw / bank.slot_bytes) + 1
     fits = (num_slots // 4 - 1) // GROUPS
     return max(1, min(hides, fits, bank.num_experts))
 

@@ -19,12 +19,12 @@ class ExpertSetup:
     policy        what stays resident
     threads       workers of the host executor
     cpu_layers    the first N MoE layers are always computed on the CPU (hybrid)
+    static        residency never changes while decoding: misses are the CPU's (hybrid)
     max_fetch     most experts filled per layer-step in hybrid, 0 = no cap
     overlap       False: prefill without a second buffer, for measuring
     max_rows      rows of the largest decode or riding-prefill batch
     chunk_tokens  rows of a prefill sub-chunk
     ring_group    experts of one ring group, 0 = the smallest that hides the link
-    seed          of choices drawn at random in tests
     math          arithmetic strategy; None = real tiles of the bank
     """
 
@@ -37,6 +37,7 @@ class ExpertSetup:
     max_slots: int = 0
     threads: int = 1
     cpu_layers: int = 0
+    static: bool = False
     max_fetch: int = 0
     overlap: bool = True
     max_rows: int = 64

@@ -34,6 +34,7 @@ class Step:
     have     int64 [n]   tiles usable on the device when the step began
     until    int64 [n]   tiles that the device computes in this wave; the host does the rest
     later    members that wait for a slot
+    late_s   what computing the filled tiles took once they were there
     """
 
     experts: Ints
@@ -43,6 +44,7 @@ class Step:
     started_s: float
     event: Event | None = None
     filled_tiles: int = 0
+    late_s: float = 0.0
     jobs: list[HostJob] = field(default_factory=list)
     later: list[int] = field(default_factory=list)
 
@@ -72,6 +74,19 @@ class ResidentBackend(BaseBackend):
     def end_step(self, step_s: float) -> None:
         super().end_step(step_s)
         self._now += 1
+
+    def preload(self, experts: list[int]) -> None:
+        """Make experts resident before serving, best first, as far as there are free slots."""
+        free = self.slots.take(min(len(experts), self.slots.num_slots - self.slots.num_resident), self._now)
+        fills = []
+        for slot, expert in zip(free, experts, strict=False):
+            self.slots.bind(slot, expert, self._now)
+            fills.append(Fill(expert, 0, int(self.slots.num_tiles[expert])))
+        for at in range(0, len(fills), self.bank.num_experts):
+            event = self._queue.submit(fills[at : at + self.bank.num_experts])
+            self.device.compute.wait(event)
+            self.slots.arrived()
+        self.stats.link_bytes = self._queue.link_bytes
 
     def absent_bytes(self, num_tokens: int) -> int:
         bank, k = self.bank, self._streamer.top_k
@@ -155,7 +170,9 @@ class ResidentBackend(BaseBackend):
             if step.event is not None:
                 self.device.compute.wait(step.event)
                 slots.arrived()
+                began = self.device.clock.now()
                 self._compute(work, step.slots, step.have, step.until)
+                step.late_s = self.device.clock.now() - began
             if not step.later:
                 break
             slots.unpin()

@@ -34,7 +34,7 @@ class HybridBackend(ResidentBackend):
         self.stats.extra["hybrid_left"] = float(self.controller.guard.left)
 
     def _divide(self, work: LayerWork, step: Step, missing: Ints) -> None:
-        if work.layer < self.setup.cpu_layers:
+        if self.setup.static or work.layer < self.setup.cpu_layers:
             self._host_does(work, step, missing.tolist())
             return
         tiles = work.layout.num_tiles
@@ -115,7 +115,8 @@ class HybridBackend(ResidentBackend):
         assert self._host is not None
         if step.event is None and self._host.event is None:
             return
-        fill = (step.filled_tiles, step.event.time_s() - step.started_s if step.event else 0.0)
+        arrived = step.event.time_s() - step.started_s + step.late_s if step.event else 0.0
+        fill = (step.filled_tiles, arrived)
         done = self._host.event if step.jobs else None
         cpu = (self._host.tiles, done.time_s() - step.started_s) if done else (0, 0.0)
         self.controller.observe(bucket_of(work.plan.num_tokens), fill, cpu)
