@@ -7,7 +7,6 @@ private mapping of the file: reading is paging in, the file is never written.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import mmap
@@ -146,10 +145,8 @@ class SafetensorsSource(WeightSource):
         )
 
     def close(self) -> None:
-        for mapping in self._maps.values():
-            # A tensor that still looks into the mapping keeps it; the last one frees it.
-            with contextlib.suppress(BufferError):
-                mapping.close()
+        # Only let go: tensors hold the mapping without locking it, so closing it would pull the memory
+        # from under them. The last tensor frees it.
         self._maps.clear()
 
     def _find(self, name: str) -> tuple[Path, TensorEntry]:
