@@ -1,0 +1,114 @@
+"""Routers, shared experts, joined projections and rope tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from freetoken.core.model_config import AttentionSpec
+from freetoken.kernels.activation import silu
+from freetoken.layers.embedding import Embedding
+from freetoken.layers.linear import Linear
+from freetoken.layers.mlp import GatedMLP
+from freetoken.layers.moe import Router, SharedExpert
+from freetoken.layers.norm import GatedNorm, RMSNorm
+from freetoken.layers.rope import Rope, frequencies
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["normal", "exact"])
+@pytest.mark.parametrize("normalise", [False, True])
+@settings(max_examples=15, deadline=None, database=None, derandomize=True)
+@given(rows=st.integers(0, 20), top_k=st.integers(1, 8), seed=st.integers(0, 99))
+def test_routes_are_the_best_experts_in_ascending_order(
+    normalise: bool, exact: bool, rows: int, top_k: int, seed: int
+) -> None:
+    x, weight = rand(rows, 16, seed=seed), rand(8, 16, seed=seed)
+    live = torch.arange(rows) % 3 != 1
+    routing = Router(weight, top_k, normalise, exact=exact)(x, live)
+    assert routing.ids.dtype == torch.int32 and routing.weights.dtype == torch.float32
+    probs = (x.double() @ weight.double().t()).softmax(-1)
+    for row in range(rows):
+        ids, weights = routing.ids[row].tolist(), routing.weights[row]
+        if not live[row]:
+            assert ids == [-1] * top_k and not weights.any()
+            continue
+        want = sorted(sorted(range(8), key=lambda e: -float(probs[row, e]))[:top_k])
+        assert ids == want
+        share = probs[row, want] / (probs[row, want].sum() if normalise else 1.0)
+        assert torch.allclose(weights.double(), share, atol=1e-6)
+
+
+def test_ties_go_to_the_lowest_expert() -> None:
+    routing = Router(torch.ones(8, 4), 3, True)(torch.ones(2, 4), torch.ones(2, dtype=torch.bool))
+    assert routing.ids.tolist() == [[0, 1, 2]] * 2
+    assert torch.allclose(routing.weights, torch.full((2, 3), 1 / 3))
+
+
+def test_a_16_bit_input_is_routed_in_float32() -> None:
+    weight = torch.tensor([[1.0, 0.0], [1.0, 2.0**-12]])
+    routing = Router(weight, 1, True)(torch.ones(1, 2, dtype=torch.bfloat16), torch.tensor([True]))
+    assert routing.ids.tolist() == [[1]], "bf16 logits would tie and fall to expert 0"
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["normal", "exact"])
+def test_a_joined_projection_is_its_parts(exact: bool) -> None:
+    x, parts, biases = rand(5, 16), [rand(n, 16) for n in (3, 8, 1)], [rand(n) for n in (3, 8, 1)]
+    joined = Linear.join(parts, biases, exact=exact)(x)
+    apart = [x @ w.t() + b for w, b in zip(parts, biases, strict=True)]
+    assert torch.allclose(joined, torch.cat(apart, 1), atol=1e-5)
+
+
+def test_the_shared_expert_is_weighed_by_its_gate() -> None:
+    x, gate, up, share, down = rand(5, 16), rand(8, 16), rand(8, 16, seed=1), rand(1, 16), rand(16, 8)
+    mlp = GatedMLP(Linear.join([gate, up, share]), Linear(down), "silu")
+    plain = (silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    assert torch.allclose(mlp(x), plain, atol=1e-5)
+    assert torch.allclose(SharedExpert(mlp)(x), plain * torch.sigmoid(x @ share.t()), atol=1e-5)
+
+
+def test_norms_add_their_offset_once() -> None:
+    x, weight = rand(3, 16), rand(16)
+    shifted = RMSNorm(weight, 1e-6, 1.0)(x)
+    assert torch.allclose(shifted, RMSNorm(weight + 1.0, 1e-6)(x))
+    gated = GatedNorm(weight, 1e-6).gated(x, x[:, :16] * 2)
+    assert torch.allclose(gated, RMSNorm(weight, 1e-6)(x) * silu(x * 2))
+
+
+def test_an_embedding_looks_rows_up() -> None:
+    table = rand(9, 4)
+    assert torch.equal(Embedding(table)(torch.tensor([3, 0])), table[[3, 0]])
+
+
+def spec(**scaling: object) -> AttentionSpec:
+    return AttentionSpec(2, 1, 16, 8, 10000.0, rope_scaling=scaling or None)
+
+
+def test_a_rope_table_has_a_row_for_every_position() -> None:
+    rope = Rope(spec(), 100, torch.device("cpu"))
+    assert rope.cos.shape == rope.sin.shape == (100, 4)
+    x = rand(2, 3, 16)
+    assert torch.equal(rope(x, torch.tensor([0, 0])), x), "position 0 turns nothing"
+    with pytest.raises(IndexError):
+        rope(x, torch.tensor([0, 100]))
+
+
+def test_scaled_frequencies_lie_between_plain_and_stretched() -> None:
+    plain, one = frequencies(spec(), 512)
+    assert one == 1.0
+    common = {"factor": 4.0, "original_max_position_embeddings": 128}
+    for scaling in (
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", **common},
+        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **common},
+    ):
+        scaled, factor = frequencies(spec(**scaling), 512)
+        assert (scaled <= plain * (1 + 1e-6)).all() and (scaled >= plain / 4 * (1 - 1e-6)).all()
+        assert factor >= 1.0
+    assert torch.equal(frequencies(spec(rope_type="dynamic", factor=2.0), 512)[0], plain)
