@@ -15,7 +15,7 @@ COLORS = (
     "#1f5fa8", "#d9541e", "#2a8c55", "#8a4fb5", "#c9a227", "#5b6470",
     "#12a5b5", "#b8336a", "#7a9a2e", "#3b3b8f", "#a06a42", "#e08fb3",
 )  # fmt: skip
-WIDTH, PLOT_WIDTH, PLOT_HEIGHT = 920, 600, 340
+WIDTH, PLOT_WIDTH, PLOT_HEIGHT = 980, 600, 340
 LEFT, TOP = 64, 78
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
 

@@ -1,8 +1,8 @@
 """`ft bench simulate`: decode and prefill speed of published models on published machines, no weights.
 
-Owns the memory split, the runs and the report. Times come from a virtual clock (`_plant`), residency from
-the policies that serve. A model that a machine can't hold says why; where only host memory is too small,
-the model's smaller format takes its place and the row names it.
+Owns the memory split, the runs and the report. The control code that serves runs here too (`_shaped`), on
+a virtual clock. A model that a machine can't hold says why; where only host memory is too small, the
+model's smaller format takes its place and the row names it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from freetoken.bench import figures, synthetic
+from freetoken.bench import _published, _shaped, figures, synthetic
 from freetoken.bench._columns import make_policy
-from freetoken.bench._plant import MODES, TILES, Plant, Step, prefill_seconds
 from freetoken.bench._report import Report, add_report_arguments
+from freetoken.bench._shaped import MODES
 from freetoken.bench.geometries import GEOMETRIES, Geometry, geometry
-from freetoken.bench.replay import Reads, read_trace
-from freetoken.bench.traces import Trace, load_trace
+from freetoken.bench.traces import DECODE, Trace, load_trace
 from freetoken.core.errors import ConfigError
 from freetoken.core.machine import PRESETS, Machine, preset
 from freetoken.core.units import GIB
+from freetoken.experts.shape_only import ShapeOnly
 
 HELP = "decode and prefill speed of large models on six machines, simulated without weights"
 PROMPTS = (4096, 8192, 16384, 32768)
 CONTEXT_TOKENS = 8192
 WORKSPACE_BYTES = 5 * GIB // 2
 SPARE_HOST_BYTES = 8 * GIB
-PUBLISHED_CHUNK = 8192
-STEPS = 256
+STEPS = 96
+WARM_STEPS = 24
 LABELS = {
     "hybrid": "hybrid (cache + split)",
     "offload": "offload (cache)",
@@ -39,8 +39,8 @@ LABELS = {
 PREFILLS = {
     "overlap": "overlap",
     "serial": "no overlap",
-    "chunked": "8k chunks, whole pool each",
-    "chunked_serial": "8k chunks, no overlap",
+    "published": "published way",
+    "published_serial": "published way, no overlap",
 }
 
 
@@ -61,27 +61,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", default="two_speed", help="residency policy of hybrid and offload")
     parser.add_argument("--steps", type=int, default=STEPS, help="decode steps that are timed")
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        nargs="*",
+        default=list(PROMPTS),
+        metavar="TOKENS",
+        help="prompts that are timed",
+    )
     add_report_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.steps < 1:
-        raise ConfigError("At least one decode step must be timed.", hint="See --steps.")
+    if args.steps < 1 or min(args.prompt, default=1) < 1:
+        raise ConfigError("Steps and prompts are at least 1.", hint="See --steps and --prompt.")
     machines = [preset(name) for name in args.machine]
     wanted = geometry(args.model)
+    make_policy(args.policy)
     trace = load_trace(args.trace) if args.trace else synthetic.cached(synthetic.shape(wanted.shape))
-    _check_shape(trace, wanted)
-    reads = read_trace(trace)
-    if not reads.decode:
-        raise ConfigError(f"The trace {trace.name} holds no decode steps.", code="invalid_trace")
+    _check(trace, wanted)
     report = Report("simulate", args)
     report.line(f"simulated: {wanted.name} ({wanted.format}), routing from {trace.name}")
     rows: list[dict[str, Any]] = []
     for machine in machines:
         fit = fit_model(machine, wanted)
-        report.progress(f"{machine.name}: {fit.geometry.name}")
-        rows += decode_rows(machine, fit, reads, args) + prefill_rows(machine, fit)
-    _show(report, machines, rows)
+        for mode in MODES:
+            report.progress(f"{machine.name}: {fit.geometry.name} {mode}")
+            rows.append(decode_row(machine, fit, mode, trace, args))
+        for mode in PREFILLS:
+            report.progress(f"{machine.name}: {fit.geometry.name} prefill, {PREFILLS[mode]}")
+            rows += prefill_rows(machine, fit, mode, trace, args)
+    _show(report, machines, rows, args.prompt)
     return report.finish(rows, machine="simulated: " + ", ".join(m.name for m in machines))
 
 
@@ -105,69 +115,56 @@ def _divide(machine: Machine, g: Geometry) -> Fit:
     return Fit(g, slots)
 
 
-def decode_rows(machine: Machine, fit: Fit, reads: Reads, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a mode: tokens per second at batch 1 and what the misses became."""
-    rows = []
-    for mode in MODES:
-        row = _row(machine, fit, kind="decode", mode=mode)
-        if fit.why:
-            rows.append({**row, "tok_s": None, "why": fit.why})
-            continue
-        steps = simulate_decode(machine, fit, mode, reads, policy=args.policy, steps=args.steps)
-        seconds = sum(s.seconds for s in steps)
-        requests, missing = sum(s.requests for s in steps), sum(s.misses for s in steps)
-        filled = sum(s.filled_tiles for s in steps)
-        rows.append(
-            {
-                **row,
-                "tok_s": round(len(steps) / seconds, 2),
-                "miss_rate": round(missing / max(1, requests), 4),
-                "fill_share": round(filled / (missing * TILES), 4) if missing else 0.0,
-                "cpu_tiles": sum(s.cpu_tiles for s in steps),
-                "filled_tiles": filled,
-            }
-        )
-    return rows
+def decode_row(
+    machine: Machine, fit: Fit, mode: str, trace: Trace, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Tokens per second at batch 1 in one mode, and what the misses became."""
+    row = _row(machine, fit, kind="decode", mode=mode)
+    if fit.why:
+        return {**row, "tok_s": None, "why": fit.why}
+    model = _open(machine, fit, mode, args)
+    found = _shaped.decode(model, trace, args.steps)
+    return {
+        **row,
+        "steps": found.steps,
+        "tok_s": round(found.steps / found.seconds, 2) if found.steps else None,
+        "miss_rate": round(found.misses / max(1, found.requests), 4),
+        "fill_share": round(found.filled_tiles / max(1, found.missing_tiles), 4),
+        "missing_tiles": found.missing_tiles,
+        "filled_tiles": found.filled_tiles,
+        "cpu_tiles": found.cpu_tiles,
+    }
 
 
-def simulate_decode(
-    machine: Machine, fit: Fit, mode: str, reads: Reads, *, policy: str, steps: int
-) -> list[Step]:
-    """Run a trace's first decode steps; those of its first quarter warm the cache and are dropped."""
-    name = {"static": "static_prefill", "cpu": "static"}.get(mode, policy)
-    slots = 0 if mode == "cpu" else fit.num_slots
-    plant = Plant(machine, fit.geometry, mode, make_policy(name), slots)
-    decode = reads.decode[: max(steps, 1) * 4 // 3 + 1]
-    prefills = {at: (ids, counts) for at, ids, counts in reads.prefills}
-    done = []
-    for step, layers in enumerate(decode):
-        if step in prefills and slots:
-            plant.seed(*prefills[step], step)
-        done.append(plant.decode(layers, step))
-    return done[len(decode) // 4 :]
+def prefill_rows(
+    machine: Machine, fit: Fit, mode: str, trace: Trace, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Prompts of each length, the slots warm from decode."""
+    row = _row(machine, fit, kind="prefill", mode=mode)
+    if fit.why:
+        return [{**row, "tokens": tokens, "seconds": None, "why": fit.why} for tokens in args.prompt]
+    if mode.startswith("published"):
+        overlap = mode == "published"
+        took = [
+            _published.prefill_seconds(machine, fit.geometry, tokens, overlap=overlap)
+            for tokens in args.prompt
+        ]
+    else:
+        model = _open(machine, fit, "hybrid", args, overlap=mode == "overlap")
+        _shaped.decode(model, trace, WARM_STEPS)
+        took = [_shaped.prefill(model, trace, tokens) for tokens in args.prompt]
+    return [
+        {**row, "tokens": tokens, "seconds": round(s, 4), "tok_s": round(tokens / s, 1)}
+        for tokens, s in zip(args.prompt, took, strict=True)
+    ]
 
 
-def prefill_rows(machine: Machine, fit: Fit) -> list[dict[str, Any]]:
-    """Prompts of each length, with and without overlap, and as the published system streams them."""
-    rows = []
-    for tokens in PROMPTS:
-        for mode in PREFILLS:
-            row = {**_row(machine, fit, kind="prefill", mode=mode), "tokens": tokens}
-            if fit.why:
-                rows.append({**row, "seconds": None, "why": fit.why})
-                continue
-            seconds = _prefill(machine, fit, tokens, mode)
-            rows.append({**row, "seconds": round(seconds, 4), "tok_s": round(tokens / seconds, 1)})
-    return rows
-
-
-def _prefill(machine: Machine, fit: Fit, tokens: int, mode: str) -> float:
-    g = fit.geometry
-    if not mode.startswith("chunked"):
-        share = fit.num_slots / g.pool
-        return prefill_seconds(machine, g, tokens, share, overlap=mode == "overlap")
-    chunk = min(tokens, PUBLISHED_CHUNK)
-    return -(-tokens // chunk) * prefill_seconds(machine, g, chunk, 0.0, overlap=mode == "chunked")
+def _open(
+    machine: Machine, fit: Fit, mode: str, args: argparse.Namespace, *, overlap: bool = True
+) -> ShapeOnly:
+    return _shaped.open_model(
+        machine, fit.geometry, mode, num_slots=fit.num_slots, policy=args.policy, overlap=overlap
+    )
 
 
 def _row(machine: Machine, fit: Fit, *, kind: str, mode: str) -> dict[str, Any]:
@@ -183,7 +180,9 @@ def _row(machine: Machine, fit: Fit, *, kind: str, mode: str) -> dict[str, Any]:
     }
 
 
-def _show(report: Report, machines: Sequence[Machine], rows: Sequence[dict[str, Any]]) -> None:
+def _show(
+    report: Report, machines: Sequence[Machine], rows: Sequence[dict[str, Any]], prompts: Sequence[int]
+) -> None:
     decode = {(r["machine"], r["mode"]): r for r in rows if r["kind"] == "decode"}
     prefill = {(r["machine"], r["mode"], r["tokens"]): r for r in rows if r["kind"] == "prefill"}
     names = [m.name for m in machines]
@@ -198,14 +197,16 @@ def _show(report: Report, machines: Sequence[Machine], rows: Sequence[dict[str, 
         shares = [f"{first['slots_percent']:.0f} %", f"{100 * first['miss_rate']:.0f} %"]
         body.append([f"{name}  {first['model']}", *shares, f"{first['fill_share']:.2f}", *cells])
     report.table(["", "slots", "misses", "fill share", *MODES], body)
-    report.line("\nPrefill, seconds: " + " / ".join(PREFILLS.values()) + " (the published way)")
+    report.chart(_decode_chart(names, decode), "-decode")
+    if not prompts:
+        return
+    report.line(f"\nPrefill, seconds: {' / '.join(PREFILLS.values())} (8k chunks, the whole pool for each)")
     body = [
-        [name, *[_joined(prefill[name, mode, tokens]["seconds"] for mode in PREFILLS) for tokens in PROMPTS]]
+        [name, *[_joined(prefill[name, mode, tokens]["seconds"] for mode in PREFILLS) for tokens in prompts]]
         for name in names
     ]
-    report.table(["", *[f"{tokens // 1024}k" for tokens in PROMPTS]], body)
-    report.chart(_decode_chart(names, decode), "-decode")
-    report.chart(_prefill_chart(names, prefill), "-prefill")
+    report.table(["", *[f"{tokens / 1024:g}k" for tokens in prompts]], body)
+    report.chart(_prefill_chart(names, prefill, prompts), "-prefill")
 
 
 def _joined(seconds: Any) -> str:
@@ -224,28 +225,27 @@ def _decode_chart(names: Sequence[str], rows: dict[tuple[str, str], dict[str, An
     )
 
 
-def _prefill_chart(names: Sequence[str], rows: dict[tuple[str, str, int], dict[str, Any]]) -> str:
-    series = [
-        figures.Series(f"{name}, {PREFILLS[mode]}", [rows[name, mode, t].get("tok_s") for t in PROMPTS])
-        for name in names[:1]
-        for mode in PREFILLS
-    ]
-    series += [
-        figures.Series(f"{name}, overlap", [rows[name, "overlap", t].get("tok_s") for t in PROMPTS])
-        for name in names[1:]
-    ]
+def _prefill_chart(
+    names: Sequence[str], rows: dict[tuple[str, str, int], dict[str, Any]], prompts: Sequence[int]
+) -> str:
+    first = names[0]
+    lines = [(f"{first}, {label}", first, mode) for mode, label in PREFILLS.items()]
+    lines += [(f"{name}, overlap", name, "overlap") for name in names[1:]]
     return figures.bars(
         figures.Chart(
             title="Prefill speed, simulated",
-            subtitle="the prompt in tokens; experts cross the link once a prompt",
+            subtitle="by prompt length; the published way streams the whole pool for every 8k tokens",
             y_label="tokens per second",
-            groups=[f"{t // 1024}k" for t in PROMPTS],
-            series=series,
+            groups=[f"{tokens / 1024:g}k" for tokens in prompts],
+            series=[
+                figures.Series(label, [rows[name, mode, t].get("tok_s") for t in prompts])
+                for label, name, mode in lines
+            ],
         )
     )
 
 
-def _check_shape(trace: Trace, g: Geometry) -> None:
+def _check(trace: Trace, g: Geometry) -> None:
     found = (trace.num_layers, trace.num_experts, trace.top_k)
     if found != (g.layers, g.experts, g.top_k):
         raise ConfigError(
@@ -253,3 +253,5 @@ def _check_shape(trace: Trace, g: Geometry) -> None:
             code="invalid_trace",
             hint="Leave --trace out for synthetic routing of the model's shape.",
         )
+    if not (trace.phase == DECODE).any():
+        raise ConfigError(f"The trace {trace.name} holds no decode steps.", code="invalid_trace")
