@@ -38,17 +38,13 @@ class Branch:
             return
         mean_x, mean_t = x / n, t / n
         spread = xx / n - mean_x * mean_x
-        if n > 4 and spread > 0.01 * mean_x * mean_x:
-            slope = (xt / n - mean_x * mean_t) / spread
-            if 0 < slope <= mean_t / mean_x:
-                self.tile_s, self.fixed_s = slope, mean_t - slope * mean_x
-                self._fade()
-                return
-        self.fixed_s = min(self.fixed_s, 0.5 * mean_t)
-        self.tile_s = (mean_t - self.fixed_s) / mean_x
-        self._fade()
-
-    def _fade(self) -> None:
+        slope = (xt / n - mean_x * mean_t) / spread if n > 4 and spread > 0.01 * mean_x * mean_x else 0.0
+        if slope > 0:
+            self.tile_s = min(slope, mean_t / mean_x)
+            self.fixed_s = mean_t - self.tile_s * mean_x
+        else:
+            self.fixed_s = min(self.fixed_s, 0.5 * mean_t)
+            self.tile_s = (mean_t - self.fixed_s) / mean_x
         self._sums = [KEEP * s for s in self._sums]
 
     @property

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from freetoken.core import choices
 from freetoken.core.errors import CapacityError, DeviceError
@@ -15,7 +17,9 @@ from tests.experts.build import EXACT, NUMERICS, config, inputs, tiny
 
 MODEL = config(3, 12, 3, 48, 64)
 SLOW = preset("4060-laptop")
-MACHINE = SLOW.with_rates(link_bw=SLOW.link_bw / 1000, host_bw=SLOW.host_bw / 1000)  # tiny tiles take time
+MACHINE = SLOW.with_rates(  # tiny tiles take time
+    link_bw=SLOW.link_bw / 1000, host_bw=SLOW.host_bw / 1000, cpu_flops=SLOW.cpu_flops / 1000
+)
 
 
 def make(name, made, *, slots, device=None, numerics=NUMERICS, **options):
@@ -157,3 +161,102 @@ def test_a_copy_that_never_ends_is_an_error_after_the_deadline():
     backend.begin(0, x, routing, None)
     with pytest.raises(DeviceError, match="did not complete"):
         backend.finish(0)
+
+
+def test_the_cpu_takes_light_experts_and_the_link_brings_heavy_ones():
+    made = tiny(config(1, 8, 2, 32, 64))
+    backend = make("hybrid", made, slots=8)
+    ids = torch.tensor([[0, 1]] * 30 + [[2, 3]], dtype=torch.int32)
+    x, routing = inputs(made.config, 31, 0)
+    routing = type(routing)(ids, routing.weights)
+    backend.begin(0, x, routing, None)
+    assert torch.equal(backend.finish(0), made.reference(0, x, routing))
+    assert backend.slots.tiles_in[backend.slots.slot_of[:2]].tolist() == [4, 4]
+    assert backend.stats.cpu_tiles > 0
+
+
+def test_the_fetch_cap_and_the_cpu_layers_hold():
+    made = tiny(MODEL)
+    backend = make("hybrid", made, slots=20, max_fetch=1, cpu_layers=1)
+    filled = []
+    submit = backend._queue.submit
+    backend._queue.submit = lambda fills: filled.append(fills) or submit(fills)
+    walk(backend, made, 8, rows=2)
+    assert max(len(fills) for fills in filled) == 1
+    assert all(fill.expert >= 12 for fills in filled for fill in fills)
+
+
+def test_a_static_placement_is_loaded_once_and_stays():
+    made = tiny(MODEL)
+    backend = make("hybrid", made, slots=10, static=True)
+    backend.preload(list(range(5, 15)))
+    resident = backend.slots.expert_of.copy()
+    walk(backend, made, 5)
+    assert (backend.slots.expert_of == resident).all() and backend.stats.filled_tiles == 0
+    assert sums(backend).hits > 0
+
+
+def test_the_recorder_sees_every_layer_step():
+    made = tiny(MODEL)
+    backend = make("offload", made, slots=8)
+    seen = []
+    backend.on_routing = lambda layer, ids: seen.append((layer, tuple(ids.shape)))
+    walk(backend, made, 2, rows=4)
+    assert seen == [(layer, (4, 3)) for _ in range(2) for layer in range(3)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_placement_never_changes_a_bit(data):
+    """Slots, seeds, threads, ring groups, resizes and batch sizes drawn at random."""
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    layers, experts = draw(1, 3), draw(6, 12)
+    model = config(layers, experts, draw(1, 4), 16 * draw(1, 4), 16 * draw(1, 5))
+    made = tiny(model, draw(0, 99))
+    total = layers * experts
+    backend = make(
+        data.draw(st.sampled_from(["offload", "hybrid"])),
+        made,
+        slots=draw(6, max(6, total)),
+        device=SimDevice(MACHINE, seed=draw(0, 50)),
+        threads=draw(1, 3),
+        max_fetch=draw(0, 2),
+        ring_group=draw(0, 4),
+        chunk_tokens=draw(3, 20),
+    )
+    for phase in range(3):
+        walk(backend, made, draw(1, 3), rows=draw(1, 5), seed=1000 * phase)
+        if data.draw(st.booleans()):
+            backend.resize(draw(1, total))
+        rows = draw(1, 30)
+        backend.begin_job(rows)
+        for layer in range(layers):
+            x, routing = inputs(model, rows, 77 + layer)
+            want, cut = [], backend.setup.chunk_tokens
+            for a in range(0, rows, cut):
+                part = type(routing)(routing.ids[a : a + cut], routing.weights[a : a + cut])
+                want.append(made.reference(layer, x[a : a + cut], part))
+            stream = backend.stream_layer(layer, x, routing)
+            while True:
+                try:
+                    next(stream)
+                except StopIteration as end:
+                    assert torch.equal(end.value, torch.cat(want))
+                    break
+        backend.end_job()
+    backend.slots.check()
+    sums(backend)
+    backend.close()
+
+
+def test_torch_threads_never_change_a_bit():
+    made = tiny(config(1, 8, 4, 256, 64))
+    x, routing = inputs(made.config, 9, 0)
+    before, out = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        backend = make("hybrid", made, slots=8)
+        backend.begin(0, x, routing, None)
+        out.append(backend.finish(0))
+    torch.set_num_threads(before)
+    assert torch.equal(*out)
