@@ -42,6 +42,7 @@ from freetoken.engine.scheduler import Limits, Scheduler
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
+from freetoken.experts.slots import MIN_SLOTS
 from freetoken.weights.load import Checkpoint, open_checkpoint
 
 log = logger("build")
@@ -235,6 +236,7 @@ def _facts(parts: _Parts, name: str) -> Facts:
         machine=device.machine,
         has_states=any(s.unit == "state" for s in parts.specs),
         run_ahead=device.run_ahead,
+        min_slots=MIN_SLOTS,
     )
 
 

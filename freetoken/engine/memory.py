@@ -10,7 +10,7 @@ from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Device, ExpertBackend, Pool
 from freetoken.core.units import format_bytes
 from freetoken.engine.budget import Sizes, divide
-from freetoken.engine.plan import MIN_SLOTS, Plan, resize_demand
+from freetoken.engine.plan import Plan, resize_demand
 from freetoken.engine.scheduler import Scheduler
 
 
@@ -50,7 +50,7 @@ class Memory:
         slots = self.num_slots - -(
             -(pages - self._kv.num_units) * self._sizes.page_bytes // self._sizes.record_bytes
         )
-        if slots < MIN_SLOTS:
+        if slots < self.plan.min_slots:
             return False
         try:
             self._apply(scheduler, pages, slots)

@@ -17,9 +17,9 @@ from freetoken.engine.budget import Demand, Division, Sizes, divide, pages_for
 KV_FLOOR_TOKENS = 8192
 FUSED_KV_TOKENS = 32768
 HOST_KV_SHARE = 0.25
+GROWN_CONTEXTS = 4
+"""Address range of the KV pool, in whole contexts: what it may grow to out of expert slots."""
 LRU_MIN_CYCLES = 1.5
-MIN_SLOTS = 5
-"""Four usable slots and the pool's dummy: what a prefill ring and one fill need."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Facts:
     """What was found: the model's sizes, the device's and the host's memory.
 
     owns_memory   the device has memory of its own behind a link
+    min_slots     fewest usable slots that a prefill ring and one fill need
     in_host_memory  the device's memory is host memory
     free_bytes    device memory that may be used (host memory where owns_memory is False)
     """
@@ -44,6 +45,7 @@ class Facts:
     machine: Machine
     has_states: bool
     run_ahead: bool
+    min_slots: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Plan:
     memory: Division
     max_pages: int
     max_slots: int
+    min_slots: int
     page_size: int
     max_model_len: int
     max_running: int
@@ -120,8 +123,9 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         backend=backend,
         policy=_policy(options, facts, memory, backend, reasons),
         memory=memory,
-        max_pages=max(memory.num_pages, pages_for(limit, page_size)),
+        max_pages=max(memory.num_pages, pages_for(limit * min(running, GROWN_CONTEXTS), page_size)),
         max_slots=facts.sizes.num_experts + 1 if memory.num_slots > 1 else 1,
+        min_slots=min(facts.sizes.num_experts, facts.min_slots) + 1,
         page_size=page_size,
         max_model_len=limit,
         max_running=running,
@@ -231,7 +235,7 @@ def _device_demand(options: Options, facts: Facts, backend: str, states: int, li
         min_pages=pages_for(floor, sizes.page_size),
         max_pages=pages_for(options.num_tokens or limit, sizes.page_size),
         num_slots=slots,
-        min_slots=min(total, MIN_SLOTS),
+        min_slots=min(total, facts.min_slots + 1),
     )
 
 
@@ -285,5 +289,5 @@ def resize_demand(plan: Plan, sizes: Sizes, live_pages: int) -> Demand:
         min_pages=max(live_pages, floor),
         max_pages=plan.max_pages,
         num_slots=plan.memory.num_slots if fixed else None,
-        min_slots=MIN_SLOTS,
+        min_slots=plan.min_slots,
     )

@@ -21,7 +21,7 @@ def facts(device: str = "sim", free: int = 24 * GIB, machine: str = "4090", **kw
     base = dict(
         model_name="m", sizes=SIZES, experts_per_token=320, expert_flops=6e6, max_position=65536,
         device=device, owns_memory=device != "cpu", in_host_memory=True, free_bytes=free,
-        host_free_bytes=64 * GIB, machine=preset(machine), has_states=True, run_ahead=True,
+        host_free_bytes=64 * GIB, machine=preset(machine), has_states=True, run_ahead=True, min_slots=4,
     )  # fmt: skip
     return Facts(**{**base, **kw})
 

@@ -7,6 +7,7 @@ import pytest
 
 from freetoken.core.errors import CapacityError
 from freetoken.core.units import MIB
+from freetoken.experts.slots import MIN_SLOTS
 
 from .served import Served, Trace, alone, serve, text_ids
 
@@ -27,7 +28,7 @@ def oracle(exact: bool = False) -> Trace:
 
 
 @pytest.mark.parametrize("backend", ["offload", "hybrid", "cpu"])
-@pytest.mark.parametrize("slots", [4, 5, 28, 94, 256])
+@pytest.mark.parametrize("slots", [MIN_SLOTS, MIN_SLOTS + 1, 28, 94, 256])
 def test_the_number_of_slots_changes_no_bit(backend, slots):
     assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=slots) == oracle()
 
@@ -45,10 +46,62 @@ def test_slow_links_and_hosts_change_no_bit(backend):
         assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=40, **rates) == oracle()
 
 
-def test_exact_mode_equals_the_cpu_device():
+@pytest.mark.parametrize("slots", [None, 40])
+def test_exact_mode_equals_the_cpu_device_whatever_the_backend(slots):
     there = alone(1, PROMPT, 16, device="cpu", moe_backend="fused", exact=True)
     for backend in ("fused", "cpu", "offload", "hybrid"):
-        assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=None, exact=True) == there
+        assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=slots, exact=True) == there
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("backend", ["offload", "hybrid"])
+def test_layer_major_prefill_equals_chunk_by_chunk_in_exact_mode(backend, overlap):
+    there = alone(2, 300, 4, device="cpu", moe_backend="fused", exact=True, max_prefill_length=512)
+    served = sim(moe_backend=backend, moe_cache_size=40, exact=True, disable_moe_prefill_overlap=not overlap)
+    served.submit("a", text_ids(served.built, 2, 300), 4)
+    served.run()
+    assert served.engine.stats.jobs == 1 and served.trace("a") == there
+    served.close()
+
+
+def test_a_job_moves_the_pool_over_the_link_at_most_once():
+    served = sim(moe_backend="offload", moe_cache_size=40)
+    served.submit("a", text_ids(served.built, 2, 600), 1)
+    served.run()
+    pool = 256 * served.built.engine.runner.experts.bank.slot_bytes
+    moved = served.engine.runner.experts.stats.prefill_link_bytes
+    assert served.engine.stats.jobs == 1 and 0.8 * pool < moved <= pool
+    served.close()
+
+
+@pytest.mark.parametrize("gap_ms", [0.2, 0.4])
+def test_a_long_prefill_delays_a_running_stream_by_little_more_than_the_gap(gap_ms):
+    """On the virtual clock: the option, one unit (a layer of a sub-chunk or of experts) and a step."""
+    served = sim(
+        moe_backend="offload", moe_cache_size=94, prefill_gap_ms=gap_ms, max_model_len=4096, num_tokens=8192
+    )
+    now = served.built.device.clock.now
+    served.submit("stream", text_ids(served.built, 1, 20), 2000)
+    served.step(30)
+    calm: list[float] = []
+    at, seen = now(), len(served.trace("stream"))
+    for _ in range(20):
+        served.step()
+        if len(served.trace("stream")) > seen:
+            calm.append(now() - at)
+            at, seen = now(), len(served.trace("stream"))
+    served.submit("long", text_ids(served.built, 3, 1500), 1)
+    gaps: list[float] = []
+    while not served.trace("long"):
+        served.step()
+        if len(served.trace("stream")) > seen:
+            gaps.append(now() - at)
+            at, seen = now(), len(served.trace("stream"))
+    job_s = sum(gaps)
+    sub_chunk_s = job_s / (1500 / 256)
+    assert len(gaps) >= 8 and not served.engine.idle, "the stream goes on"
+    assert max(gaps) <= gap_ms / 1000 + max(calm) + 2 * sub_chunk_s
+    served.close()
 
 
 @pytest.mark.parametrize("backend", ["offload", "hybrid"])

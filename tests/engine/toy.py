@@ -149,7 +149,7 @@ class Bench:
         facts = Facts(
             model_name="toy", sizes=sizes, experts_per_token=2, expert_flops=1.0, max_position=4096,
             device="cpu", owns_memory=False, in_host_memory=True, free_bytes=1 << 30, host_free_bytes=1 << 30,
-            machine=preset("4090"), has_states=True, run_ahead=True,
+            machine=preset("4090"), has_states=True, run_ahead=True, min_slots=4,
         )  # fmt: skip
         wishes = {"max_running_requests": 4, "max_prefill_length": 8, "run_ahead": True, **wishes}
         plan = make_plan(Options(**wishes), facts)
