@@ -35,7 +35,7 @@ class Memory:
                 code="nothing_to_resize",
                 hint="Only a GPU (or --device sim) has expert slots.",
             )
-        demand = resize_demand(self.plan, self._sizes, scheduler.pages.num_used + 1)
+        demand = resize_demand(self.plan, scheduler.pages.num_used + 1)
         division = divide(total_bytes, self._sizes, demand)
         self._apply(scheduler, division.num_pages, division.num_slots)
         self.budget_bytes = total_bytes

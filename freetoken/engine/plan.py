@@ -57,9 +57,11 @@ class Plan:
 
     model_name: str
     device: str
+    machine: str
     backend: str
     policy: str
     memory: Division
+    min_pages: int
     max_pages: int
     max_slots: int
     min_slots: int
@@ -120,9 +122,11 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     return Plan(
         model_name=options.served_model_name or facts.model_name,
         device=facts.device,
+        machine=facts.machine.name,
         backend=backend,
         policy=_policy(options, facts, memory, backend, reasons),
         memory=memory,
+        min_pages=min(memory.num_pages, pages_for(_kv_floor(options, limit), page_size)),
         max_pages=max(memory.num_pages, pages_for(limit * min(running, GROWN_CONTEXTS), page_size)),
         max_slots=facts.sizes.num_experts + 1 if memory.num_slots > 1 else 1,
         min_slots=min(facts.sizes.num_experts, facts.min_slots) + 1,
@@ -219,7 +223,7 @@ def _split_backend(facts: Facts, pool: int, reasons: list[str]) -> str:
 
 def _device_demand(options: Options, facts: Facts, backend: str, states: int, limit: int) -> Demand:
     sizes = facts.sizes
-    floor = options.num_tokens or min(options.kv_reserve_tokens or KV_FLOOR_TOKENS, limit)
+    floor = _kv_floor(options, limit)
     total = sizes.num_experts + 1
     slots: int | None = None
     if backend == "fused":
@@ -237,6 +241,11 @@ def _device_demand(options: Options, facts: Facts, backend: str, states: int, li
         num_slots=slots,
         min_slots=min(total, facts.min_slots + 1),
     )
+
+
+def _kv_floor(options: Options, limit: int) -> int:
+    """KV tokens that expert slots never get."""
+    return options.num_tokens or min(options.kv_reserve_tokens or KV_FLOOR_TOKENS, limit)
 
 
 def _host_demand(
@@ -280,13 +289,12 @@ def _policy(options: Options, facts: Facts, memory: Division, backend: str, reas
     return "decayed"
 
 
-def resize_demand(plan: Plan, sizes: Sizes, live_pages: int) -> Demand:
+def resize_demand(plan: Plan, live_pages: int) -> Demand:
     """What a live resize must keep: the pages in use, the states, and slots as the backend needs them."""
-    floor = min(pages_for(KV_FLOOR_TOKENS, sizes.page_size), plan.memory.num_pages)
     fixed = plan.backend in ("fused", "cpu")
     return Demand(
         num_states=plan.memory.num_states,
-        min_pages=max(live_pages, floor),
+        min_pages=max(live_pages, plan.min_pages),
         max_pages=plan.max_pages,
         num_slots=plan.memory.num_slots if fixed else None,
         min_slots=plan.min_slots,
