@@ -201,3 +201,28 @@ def test_random_traffic_gives_each_request_its_answer_alone(data):
             assert bench.tokens(name) == whole
         assert sum(o.finish is not None for o in bench.outputs[name]) == 1
     bench.check_empty()
+
+
+@pytest.mark.parametrize("lengths", [[64, 64, 64, 64], [200, 8, 8, 8], [3, 150, 40, 90], [120, 1, 1, 1]])
+def test_nobody_waits_more_than_twice_their_fair_share(lengths):
+    """A fair share: as if each had an equal part of every chunk all along."""
+    bench, first = Bench(pages=200), {}
+    for i, n in enumerate(lengths):
+        bench.submit(f"r{i}", prompt(i, n), max_tokens=1)
+    for step in range(1, 400):
+        bench.steps()
+        for i in range(len(lengths)):
+            if bench.outputs.get(f"r{i}"):
+                first.setdefault(i, step)
+    for i, n in enumerate(lengths):
+        fair_steps = sum(min(n, other) for other in lengths) / 8
+        assert first[i] <= 2 * fair_steps + 3, f"prompt of {n} waited {first[i]} steps, fair is {fair_steps}"
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one():
+    bench = Bench(pages=200)
+    bench.submit("long", prompt(1, 400), max_tokens=1)
+    bench.steps(3)
+    bench.submit("short", prompt(2, 8), max_tokens=1)
+    bench.steps(6)
+    assert bench.tokens("short") and not bench.tokens("long")
