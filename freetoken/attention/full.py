@@ -59,5 +59,6 @@ class FullAttention:
         for i in range(len(batch.segments)):
             start, stop, length = batch.query_start[i], batch.query_start[i + 1], batch.context_len[i]
             used = batch.page_table[i, : ceil_div(length, self.page_size)]
-            out[start:stop] = run(q[start:stop], pages[used], length, self.scale, self.spec.window)
+            own = pages.index_select(0, used)
+            out[start:stop] = run(q[start:stop], own, length, self.scale, self.spec.window)
         return out

@@ -23,7 +23,7 @@ _ALIGN = 256
 
 
 def _conv_bytes(spec: DeltaSpec, num_layers: int, dtype: torch.dtype) -> int:
-    return num_layers * spec.conv_dim * (spec.conv_kernel - 1) * dtype.itemsize
+    return int(num_layers * spec.conv_dim * (spec.conv_kernel - 1) * dtype.itemsize)
 
 
 def state_spec(spec: DeltaSpec, num_layers: int, dtype: torch.dtype) -> StateSpec:

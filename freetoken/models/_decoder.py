@@ -15,6 +15,7 @@ from torch import Tensor
 from freetoken.attention import full, gated_delta
 from freetoken.core import cost
 from freetoken.core.batch import Batch
+from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import Device, Model, Numerics, Pool, Routing, StateSpec, WeightSource
 from freetoken.core.model_config import ModelConfig
 from freetoken.layers.embedding import Embedding
@@ -51,8 +52,12 @@ class Decoder(Model):
         norm_offset: float = 0.0,
     ) -> None:
         check(config, source)
-        if numerics.exact:
-            numerics = Numerics(dtype=torch.float32, exact=True)
+        if numerics.exact and numerics.dtype != torch.float32:
+            raise ConfigError(
+                f"Exact mode computes in float32, not {numerics.dtype}.",
+                code="exact_needs_float32",
+                hint="Build pools and model with float32.",
+            )
         self.config, self.numerics = config, numerics
         self._device, self._offset = device, norm_offset
         place, exact = device.torch_device, numerics.exact

@@ -19,10 +19,10 @@ class PlainFormat(WeightFormat):
     dtype: torch.dtype
 
     def detects(self, dtype: torch.dtype) -> bool:
-        return dtype == self.dtype
+        return bool(dtype == self.dtype)
 
     def tile_bytes(self, tile_width: int, hidden: int) -> int:
-        return 3 * tile_width * hidden * self.dtype.itemsize
+        return int(3 * tile_width * hidden * self.dtype.itemsize)
 
     def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
         parts = out.view(self.dtype).view(3, *gate.shape)
