@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freetoken.bench.traces import RoutingRecorder
-from freetoken.chat.codec import AnswerReader, ChatCodec
+from freetoken.chat.codec import AnswerReader, ChatCodec, Prompt
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish
 from freetoken.chat.tokenizer import Tokenizer
@@ -214,16 +214,16 @@ class LLM:
     def submit_chat(self, conversation: Conversation, params: GenerateParams, request_id: str) -> Generation:
         """Render, tokenise and enqueue; RequestError or ContextLengthError before anything runs."""
         codec = self.built.codec
-        thinking = params.thinking or cast(Thinking, self.options.thinking)
-        budget = (
-            params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
-        )
-        prompt = codec.encode(conversation, thinking=thinking, thinking_budget=budget)
-        self._check_length(len(prompt.ids), params.max_tokens, "messages")
+        prompt = self._encode(conversation, params)
+        self._check_length(len(prompt.ids), params, "messages")
         reader = codec.reader(conversation, prompt, stop=params.stop, logprobs=params.logprobs is not None)
         sampling = self._sampling(params, len(prompt.ids), prompt.think, prompt.stop_ids)
         submit = Submit(request_id, prompt.ids, sampling, prompt.anchor_positions, prompt.anchor_ids)
         return self._submit(submit, reader)
+
+    def count_chat(self, conversation: Conversation, params: GenerateParams) -> int:
+        """Length in tokens of the prompt that `submit_chat` would run. Runs nothing."""
+        return len(self._encode(conversation, params).ids)
 
     def submit_text(
         self, prompt: str | NDArray[np.int32], params: GenerateParams, request_id: str
@@ -235,7 +235,7 @@ class LLM:
         else:
             ids = np.asarray(prompt, np.int32)
         self._check_ids(ids)
-        self._check_length(len(ids), params.max_tokens, "prompt")
+        self._check_length(len(ids), params, "prompt")
         reader = codec.text_reader(ids, stop=params.stop, logprobs=params.logprobs is not None)
         return self._submit(Submit(request_id, ids, self._sampling(params, len(ids), None, ())), reader)
 
@@ -257,9 +257,17 @@ class LLM:
         self.built.engine.submit(submit)
         return generation
 
-    def _check_length(self, used: int, max_tokens: int | None, param: str) -> None:
+    def _encode(self, conversation: Conversation, params: GenerateParams) -> Prompt:
+        """Render with the thinking that the request wishes, else the server's."""
+        thinking = params.thinking or cast(Thinking, self.options.thinking)
+        budget = (
+            params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
+        )
+        return self.built.codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+
+    def _check_length(self, used: int, params: GenerateParams, param: str) -> None:
         """The prompt and at least one token, or all that is wished explicitly, must fit the context."""
-        limit = self.plan.max_model_len
+        limit, max_tokens = self.plan.max_model_len, None if params.clip_max_tokens else params.max_tokens
         if used + (max_tokens or 1) > limit:
             raise ContextLengthError(used, limit, max_tokens=max_tokens or 0, param=param)
         if not used:
@@ -298,7 +306,7 @@ class LLM:
             repetition_penalty=pick(p.repetition_penalty, "repetition_penalty", 1.0),
             logit_bias=tuple(p.logit_bias.items()),
             seed=p.seed if p.seed is not None else secrets.randbits(63),
-            max_tokens=p.max_tokens or min(self.plan.max_output_tokens, self.plan.max_model_len - num_prompt),
+            max_tokens=min(p.max_tokens or self.plan.max_output_tokens, self.plan.max_model_len - num_prompt),
             stop_ids=(*stop_ids, *p.stop_token_ids),
             ignore_eos=p.ignore_eos,
             logprobs=p.logprobs,

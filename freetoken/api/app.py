@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,7 +20,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from freetoken.api import models, openai_chat, openai_completions, page
+from freetoken.api import anthropic, models, openai_chat, openai_completions, page
+from freetoken.api.anthropic_answer import CountBody, MessageRenderer
+from freetoken.api.anthropic_answer import error_body as anthropic_error
 from freetoken.api.auth import Gate, allowed_origins
 from freetoken.api.body import read_body
 from freetoken.api.errors import as_error, error_response
@@ -54,6 +57,8 @@ class _Api:
         posts: dict[str, Handler] = {
             "/v1/chat/completions": self.chat,
             "/v1/completions": self.completions,
+            "/v1/messages": self.messages,
+            "/v1/messages/count_tokens": self.count_tokens,
         }
         gets: dict[str, Handler] = {
             "/": self.index,
@@ -62,11 +67,18 @@ class _Api:
             "/v1/models/{model:path}": self.get_model,
             "/v1/stats": self.stats,
             "/metrics": self.prometheus,
+            "/api/hello": self.hello,
         }
         routes = [Route(path, _guarded(f), methods=["POST"]) for path, f in posts.items()]
         routes += [Route(path, _guarded(f), methods=["GET"]) for path, f in gets.items()]
         paths = [path for path in (*posts, *gets) if "{" not in path]
-        middleware = [Middleware(Observer, metrics=self.metrics, known_paths=frozenset(paths))]
+        observer = Middleware(
+            Observer,
+            metrics=self.metrics,
+            known_paths=frozenset(paths),
+            error_bodies={"/v1/messages": anthropic_error},
+        )
+        middleware = [observer]
         origins = allowed_origins(self.options)
         if origins:
             middleware.append(
@@ -114,6 +126,33 @@ class _Api:
             generations, renderer, stream=stream, prompts=len(prompts), keep_alive_s=self.keep_alive_s
         )
 
+    async def messages(self, request: Request) -> Response | Reply:
+        models.check_ready(self.llm)
+        body = anthropic.parse(await read_body(request))
+        name = models.check_model(self.llm, self.options, body.model)
+        params, conversation = body.generate_params(), body.to_conversation()
+        request_id = served(request.scope).id
+        generations = await _submit([partial(self.llm.submit_chat, conversation, params, request_id)])
+        renderer = MessageRenderer(
+            request_id,
+            name,
+            generations[0].prompt_tokens,
+            body.max_tokens,
+            omit_thinking=body.omits_thinking,
+        )
+        return Reply(generations, renderer, stream=bool(body.stream), keep_alive_s=self.keep_alive_s)
+
+    async def count_tokens(self, request: Request) -> Response:
+        models.check_ready(self.llm)
+        body = anthropic.parse_count(await read_body(request))
+        count = partial(self.llm.count_chat, body.to_conversation(), body.thinking_params())
+        number = await asyncio.get_running_loop().run_in_executor(None, count)
+        return Response(msgspec.json.encode(CountBody(number)), media_type="application/json")
+
+    async def hello(self, request: Request) -> Response:
+        """An agent asks here whether anyone listens."""
+        return JSONResponse({"message": "hello"})
+
     async def index(self, request: Request) -> Response:
         return HTMLResponse(page.render(self.llm, str(request.base_url), bool(self.options.api_key)))
 
@@ -122,7 +161,7 @@ class _Api:
         return JSONResponse(body, status)
 
     async def list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [models.card(self.llm, self.llm.model_name)]})
+        return JSONResponse(models.listing(self.llm))
 
     async def get_model(self, request: Request) -> Response:
         name = models.check_model(self.llm, self.options, request.path_params["model"])
@@ -173,7 +212,7 @@ def _guarded(handler: Handler) -> Handler:
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
-            return error_response(as_error(error))
+            return error_response(as_error(error), served(request.scope).error_body)
 
     return guarded
 
@@ -186,10 +225,9 @@ async def _http_error(paths: Sequence[str], request: Request, error: Exception) 
         wrong = MethodError(
             f"{request.url.path} does not take {request.method}.", hint=f"Use {allowed or 'another method'}."
         )
-        response = error_response(wrong)
+        response = error_response(wrong, served(request.scope).error_body)
         response.headers["allow"] = allowed
         return response
     hint = nearest(request.url.path, paths) or f"There are: {', '.join(paths)}."
-    return error_response(
-        NotFoundError(f"There is nothing at {request.url.path}.", code="unknown_path", hint=hint)
-    )
+    missing = NotFoundError(f"There is nothing at {request.url.path}.", code="unknown_path", hint=hint)
+    return error_response(missing, served(request.scope).error_body)

@@ -14,10 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from freetoken.api.errors import error_response
+from freetoken.api.observe import served
 from freetoken.core.errors import ForbiddenError, FreeTokenError, UnauthorizedError
 from freetoken.core.options import Options
 
-OPEN_PATHS = ("/", "/health")
+OPEN_PATHS = ("/", "/health", "/api/hello")
 
 
 def is_loopback(host: str) -> bool:
@@ -47,7 +48,7 @@ class Gate:
         if scope["type"] == "http":
             error = self._refusal(scope["path"], Headers(scope=scope))
             if error is not None:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, served(scope).error_body)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

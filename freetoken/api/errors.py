@@ -1,4 +1,4 @@
-"""FreeTokenError as the OpenAI error body, and any exception as a FreeTokenError.
+"""FreeTokenError as an error body, OpenAI's unless a protocol has its own; any exception as one of ours.
 
     {"error": {"message": "what happened. What to do next.", "type": ..., "param": ..., "code": ...}}
 `code` is stable; the status is the error's own. Knows no route. Messages never quote prompt text.
@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 from starlette.responses import Response
@@ -15,6 +17,7 @@ from freetoken.core.errors import FreeTokenError
 from freetoken.core.log import logger
 
 RETRY_AFTER_S = 2
+ErrorBody: TypeAlias = Callable[[FreeTokenError], bytes]
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _log = logger("api")
 
@@ -39,11 +42,11 @@ def error_body(error: FreeTokenError) -> bytes:
     return msgspec.json.encode({"error": fields})
 
 
-def error_response(error: FreeTokenError) -> Response:
-    """The whole HTTP answer: body, status and the headers that clients act on."""
+def error_response(error: FreeTokenError, body: ErrorBody = error_body) -> Response:
+    """The whole HTTP answer: body in its protocol's shape, status, and the headers that clients act on."""
     headers = {}
     if error.status == 503:
         headers["retry-after"] = str(RETRY_AFTER_S)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(error_body(error), error.status, headers, "application/json")
+    return Response(body(error), error.status, headers, "application/json")

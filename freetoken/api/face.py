@@ -63,6 +63,9 @@ class LanguageModel(Protocol):
         self, conversation: Conversation, params: GenerateParams, request_id: str
     ) -> Generation: ...
 
+    def count_chat(self, conversation: Conversation, params: GenerateParams) -> int:
+        """Length in tokens of the prompt that `submit_chat` would run."""
+
     def submit_text(self, prompt: Prompt, params: GenerateParams, request_id: str) -> Generation: ...
 
     def stats(self) -> Mapping[str, Any]:

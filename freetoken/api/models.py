@@ -5,6 +5,7 @@ Owns the model-name rule: any name is served by the loaded model, unless `strict
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from freetoken.api.errors import RETRY_AFTER_S
@@ -51,13 +52,26 @@ def health(llm: LanguageModel) -> tuple[int, dict[str, Any]]:
 
 
 def card(llm: LanguageModel, name: str) -> dict[str, Any]:
-    """One entry of the model list, limits null while loading; `name` may be an alias of the model."""
+    """One entry of the model list, limits null while loading; `name` may be an alias of the model.
+
+    It carries the fields of OpenAI's and of Anthropic's entry.
+    """
     return {
         "id": name,
         "object": "model",
+        "type": "model",
+        "display_name": name,
         "created": llm.created,
+        "created_at": datetime.fromtimestamp(llm.created, timezone.utc).isoformat(),
         "owned_by": "freetoken",
         "root": llm.model_name,
         "max_model_len": llm.max_model_len or None,
         "context_length": llm.max_model_len or None,
     }
+
+
+def listing(llm: LanguageModel) -> dict[str, Any]:
+    """The model list: one model, one page, whatever the protocol."""
+    name = llm.model_name
+    cards = [card(llm, name)]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": name, "last_id": name}

@@ -19,6 +19,7 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from freetoken.api.errors import ErrorBody, error_body
 from freetoken.core.log import logger
 
 QUIET_PATHS = ("/health", "/metrics", "/v1/stats")
@@ -28,7 +29,10 @@ _log = logger("api")
 
 @dataclass
 class Served:
-    """One request's figures. Times are `time.perf_counter()` seconds, 0 = not yet."""
+    """One request's figures. Times are `time.perf_counter()` seconds, 0 = not yet.
+
+    error_body  the shape that errors have in the protocol of the request's path
+    """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started_s: float = field(default_factory=time.perf_counter)
@@ -37,6 +41,7 @@ class Served:
     completion_tokens: int = 0
     cached_tokens: int = 0
     finish: str = ""
+    error_body: ErrorBody = error_body
 
     @property
     def ttft_s(self) -> float:
@@ -130,16 +135,24 @@ def flatten(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]
 class Observer:
     """ASGI middleware, outermost: attaches a Served, adds x-request-id, logs and counts at the end."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, known_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        known_paths: frozenset[str],
+        error_bodies: Mapping[str, ErrorBody],
+    ) -> None:
         self.app = app
         self._metrics = metrics
         self._known = known_paths
+        self._error_bodies = error_bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        figures = Served()
+        shapes = (s for prefix, s in self._error_bodies.items() if scope["path"].startswith(prefix))
+        figures = Served(error_body=next(shapes, error_body))
         scope["freetoken.served"] = figures
         status = 499
 
@@ -147,7 +160,8 @@ class Observer:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = figures.id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = figures.id
             await send(message)
 
         self._metrics.running.inc()

@@ -15,6 +15,7 @@ import msgspec
 
 from freetoken.api.choices import Piece
 from freetoken.api.openai_wire import ChatLogprobs, UsageBody, chat_logprobs, usage_body
+from freetoken.api.sse import Renderer
 from freetoken.chat.events import (
     Answer,
     Event,
@@ -148,7 +149,7 @@ class _Open:
         return Delta()
 
 
-class ChatRenderer:
+class ChatRenderer(Renderer):
     """Renders one request's `num_choices` answers."""
 
     def __init__(

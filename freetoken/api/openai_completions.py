@@ -19,6 +19,7 @@ from freetoken.api.choices import Piece
 from freetoken.api.face import Decoder, Prompt
 from freetoken.api.openai_wire import UsageBody, finite, usage_body
 from freetoken.api.sampling import MAX_CHOICES, Sampling, out_of_range, refuse_fields
+from freetoken.api.sse import Renderer
 from freetoken.chat.events import Finish, ReasoningDelta, TextDelta, TokenInfo, TokenLogprobs, Usage
 from freetoken.core.errors import RequestError
 from freetoken.core.generate import GenerateParams
@@ -118,7 +119,7 @@ class _Part:
         self.finish: str | None = None
 
 
-class CompletionRenderer:
+class CompletionRenderer(Renderer):
     """Renders the answers of all prompts. `echoes[i]` is written in front of choice i's text."""
 
     def __init__(

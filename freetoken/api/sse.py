@@ -8,8 +8,8 @@ nothing outlives the response. Knows no protocol: a Renderer turns events into b
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,9 +19,11 @@ from freetoken.api.errors import as_error, error_body, error_response
 from freetoken.api.face import Generation
 from freetoken.api.observe import Served, served
 from freetoken.chat.events import Usage
+from freetoken.core.errors import FreeTokenError
 
 KEEP_ALIVE_S = 15.0
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,21 +31,49 @@ _HEADERS = (
 )
 
 
-class Renderer(Protocol):
-    """One protocol's shape of one answer. It sees each event once, in order."""
+class Renderer(ABC):
+    """One protocol's shape of one answer. It sees each event once, in order.
 
+    Frames are JSON; how they are framed, and what a stream says when it ends, fails or is silent, is
+    OpenAI's way unless a protocol says otherwise.
+    """
+
+    end = DONE
+
+    @abstractmethod
     def feed(self, pieces: Iterable[Piece]) -> list[bytes]:
         """Take events in; return the JSON frames to stream now (ignored for a whole answer)."""
 
+    @abstractmethod
     def tail(self, usage: Usage) -> list[bytes]:
         """Frames after the last event."""
 
+    @abstractmethod
     def whole(self, usage: Usage) -> bytes:
         """The whole answer as JSON, the fold of everything fed."""
 
+    def frame(self, data: bytes) -> bytes:
+        return b"data: " + data + b"\n\n"
 
-def frame(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+    def failed(self, error: FreeTokenError) -> list[bytes]:
+        """The last frames of a stream that breaks."""
+        return [error_body(error)]
+
+    def silent(self) -> list[bytes]:
+        """Frames that keep a waiting client waiting; with none a comment line is sent."""
+        return []
+
+
+class NamedEvents(Renderer):
+    """Frames that name their event. Each frame's JSON begins with its `type`."""
+
+    end = b""
+    _HEAD = b'{"type":"'
+
+    def frame(self, data: bytes) -> bytes:
+        start = len(self._HEAD)
+        assert data.startswith(self._HEAD)
+        return b"event: " + data[start : data.index(b'"', start)] + b"\ndata: " + data + b"\n\n"
 
 
 class Reply:
@@ -91,7 +121,7 @@ class Reply:
                     figures.saw_token()
                     self._renderer.feed(pieces)
         except Exception as error:
-            return error_response(as_error(error))
+            return error_response(as_error(error), figures.error_body)
         return Response(self._renderer.whole(choices.usage), media_type="application/json")
 
     async def _stream(self, choices: Choices, figures: Served, send: Send) -> None:
@@ -104,31 +134,31 @@ class Reply:
                     figures.saw_token()
                     frames = self._renderer.feed(pieces)
             except Exception as error:
-                await _fail(error, send, started)
+                await self._fail(as_error(error), figures, send, started)
                 return
             if choices.gone:
                 return
             if not started:
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-            body = b"".join(map(frame, frames)) if pieces else b": keep-alive\n\n"
+            body = self._frames(frames) if pieces else self._frames(self._renderer.silent()) or COMMENT
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-        tail = b"".join(map(frame, self._renderer.tail(choices.usage)))
-        await send({"type": "http.response.body", "body": tail + DONE})
+        tail = self._frames(self._renderer.tail(choices.usage))
+        await send({"type": "http.response.body", "body": tail + self._renderer.end})
 
+    def _frames(self, frames: Iterable[bytes]) -> bytes:
+        return b"".join(map(self._renderer.frame, frames))
 
-async def _fail(error: Exception, send: Send, started: bool) -> None:
-    """Report a failure as an HTTP status if there is still time, else as the stream's last frame."""
-    ours = as_error(error)
-    if started:
-        await send({"type": "http.response.body", "body": frame(error_body(ours))})
-        return
-    response = error_response(ours)
-    await send(
-        {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-    )
-    await send({"type": "http.response.body", "body": response.body})
+    async def _fail(self, error: FreeTokenError, figures: Served, send: Send, started: bool) -> None:
+        """Report a failure as an HTTP status if there is still time, else as the stream's last frames."""
+        if started:
+            await send({"type": "http.response.body", "body": self._frames(self._renderer.failed(error))})
+            return
+        response = error_response(error, figures.error_body)
+        head = {"type": "http.response.start", "status": response.status_code}
+        await send({**head, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body})
 
 
 async def _watch(receive: Receive, choices: Choices) -> None:

@@ -142,3 +142,21 @@ def fold(events: Iterable[Event]) -> Answer:
     for event in events:
         answer.add(event)
     return answer
+
+
+def merged(events: Iterable[Event]) -> list[Event]:
+    """Join neighbours of one kind, so that one feed gives few events."""
+    out: list[Event] = []
+    for event in events:
+        last = out[-1] if out else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            out[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + event.text)
+        elif (
+            isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta) and last.index == event.index
+        ):
+            out[-1] = ToolCallDelta(event.index, last.arguments_text + event.arguments_text)
+        else:
+            out.append(event)
+    return out

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from freetoken.chat.call_writer import CallWriter, ParameterWriter, is_name, new_call_id
 from freetoken.chat.conversation import Tool
-from freetoken.chat.events import Answer, Channel, Event, ReasoningDelta, TextDelta, ToolCallDelta, fold
+from freetoken.chat.events import Answer, Channel, Event, ReasoningDelta, TextDelta, fold, merged
 from freetoken.chat.grammar import BACK, FAIL, SPOKEN, START, STOP, THINKING, Grammar, Sink, State
 from freetoken.chat.json_call import JsonCallReader
 
@@ -121,7 +121,7 @@ class StreamParser:
             self._text, self._pos = self._text[kept:], self._pos - kept
             if self._opener:
                 self._opener.end = 0
-        events = _merged(self._events)
+        events = merged(self._events)
         self._events.clear()
         return events
 
@@ -281,22 +281,6 @@ class StreamParser:
         if text:
             reasons = self._row.state.sink is Sink.REASONING
             self._events.append(ReasoningDelta(text) if reasons else TextDelta(text))
-
-
-def _merged(events: Sequence[Event]) -> list[Event]:
-    """Join neighbours of one kind, so that one feed gives few events."""
-    merged: list[Event] = []
-    for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            merged[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            merged[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta):
-            merged[-1] = ToolCallDelta(event.index, last.arguments_text + event.arguments_text)
-        else:
-            merged.append(event)
-    return merged
 
 
 def parse_whole(grammar: Grammar, text: str, tools: Sequence[Tool] = (), in_thinking: bool = False) -> Answer:

@@ -23,6 +23,7 @@ class GenerateParams:
     top_k               0 is off
     logit_bias          token id -> added to its logit
     max_tokens          most tokens of the answer, thinking included
+    clip_max_tokens     lower max_tokens to what the context leaves instead of refusing the request
     stop                strings that end the answer; they are not part of it
     logprobs            None = off, n >= 0 = the drawn token and the n best
     thinking_budget     most tokens of the thinking block
@@ -38,6 +39,7 @@ class GenerateParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = None
+    clip_max_tokens: bool = False
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False

@@ -160,6 +160,10 @@ class ScriptedLLM:
     ) -> ScriptedGeneration:
         return self._submit(Asked(conversation, params, request_id))
 
+    def count_chat(self, conversation: Conversation, params: GenerateParams) -> int:
+        self.asked.append(Asked(conversation, params, ""))
+        return PROMPT_TOKENS
+
     def submit_text(
         self, prompt: str | np.ndarray, params: GenerateParams, request_id: str
     ) -> ScriptedGeneration:

@@ -152,7 +152,7 @@ def test_the_official_client_sees_its_own_exceptions_with_our_codes(serve):
 def test_an_over_long_prompt_is_worded_as_agents_expect(serve):
     error = serve().chat(max_tokens=5000).json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert "maximum context length is 4096 tokens. However, you requested 7 tokens" in error["message"]
+    assert "maximum context length is 4096 tokens. However, you requested 5007 tokens" in error["message"]
 
 
 def test_an_unknown_path_names_its_neighbours_and_a_wrong_method_the_right_one(serve):
