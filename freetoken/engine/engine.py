@@ -358,7 +358,11 @@ class Engine:
         self._outputs.append(Output(request.id, finish=FinishReason.ERROR, error=error))
 
     def _fail_all(self, error: Exception) -> None:
-        """A step broke: its requests fail with a typed error, waiting ones go on unless it repeats."""
+        """A step broke: its requests fail with a typed error, waiting ones go on.
+
+        Unless it repeats, or the device itself failed: what it holds can't be trusted any more, and no
+        answer is better than a wrong one, so the engine refuses everything until it is restarted.
+        """
         log.error("step failed: %s", error, exc_info=log.isEnabledFor(10))
         wrapped = error if isinstance(error, FreeTokenError) else DeviceError(f"The step failed: {error}.")
         self._flight = None
@@ -367,7 +371,7 @@ class Engine:
             request.num_pending = 0
             self._fail(request, wrapped)
         self._failed_steps += 1
-        if self._failed_steps >= MAX_FAILED_STEPS:
+        if self._failed_steps >= MAX_FAILED_STEPS or isinstance(error, DeviceError):
             self.error = BusyError(
                 f"The engine has failed: {wrapped.message}",
                 code="engine_failed",
