@@ -78,9 +78,18 @@ class CpuExecutor:
         group = Group(experts, row_list, 0, EXACT_BLOCK if self._math.exact else min(m, BLOCK))
         records = self._math.gather_records(self._bank.layer(layer), experts)
         partials = self._math.partials(layer, x, group, records, first, last)
-        tiles = last - first
+        n, tiles, start = len(items), last - first, int(items[0, 5])
+        each = m if first == 0 else tiles * m
+        if (np.diff(items[:, 5]) == each).all():
+            self._store(out[start : start + n * each], partials, first)
+            return
         for i, at in enumerate(items[:, 5].tolist()):
-            if first == 0:
-                sum_into(out[at : at + m], partials[:, i], 0)
-            else:
-                out[at : at + tiles * m].view(tiles, m, -1).copy_(partials[:, i])
+            self._store(out[at : at + each], partials[:, i : i + 1], first)
+
+    def _store(self, out: Tensor, partials: Tensor, first: int) -> None:
+        """partials [t, n, M, H] into n neighbours of `out`: sums if the run starts at tile 0."""
+        tiles, n, m, hidden = partials.shape
+        if first == 0:
+            sum_into(out.view(n, m, hidden), partials, 0)
+        else:
+            out.view(n, tiles, m, hidden).copy_(partials.transpose(0, 1))

@@ -8,6 +8,7 @@ what. Work that doesn't fit the block goes out in rounds, the first at once, the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -16,11 +17,9 @@ from torch import Tensor
 from freetoken.core.interfaces import Event, Stream
 from freetoken.experts.abi import IoBlock
 from freetoken.experts.cpu_executor import CpuExecutor
-from freetoken.experts.rows import Ints, padded_rows
+from freetoken.experts.rows import padded_rows
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
-
-_EMPTY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class HostBranch:
             used = self._used
             self._host.copy(self._io.out[:used], self._out[:used])
         num_bytes, flops = 0.0, 0.0
-        for job in jobs:
-            cost = work.cost(np.array([job.member]), work.layout.num_tiles - job.first)
+        for first, some in groupby(sorted(jobs, key=lambda j: j.first), key=lambda j: j.first):
+            cost = work.cost(np.array([job.member for job in some]), work.layout.num_tiles - first)
             num_bytes, flops = num_bytes + cost[0], flops + cost[1]
         self._host.charge(num_bytes, flops)
         self.event = self._host.record()
@@ -141,14 +140,11 @@ class HostBranch:
 
     def _collect(self, work: LayerWork, jobs: list[HostJob], out: Tensor) -> None:
         plan, at = work.plan, 0
-        for job in jobs:
-            group = plan.groups[plan.group_of[job.member]]
-            m, place = group.padded, np.array([plan.place_of[job.member]])
-            parts = 1 if job.first == 0 else work.layout.num_tiles - job.first
-            partials = out[at : at + parts * m].view(parts, 1, m, -1)
-            self._math.add(work.z, group, place, partials, job.first)
-            at += parts * m
-
-
-def members_array(jobs: list[HostJob]) -> Ints:
-    return np.array([job.member for job in jobs], np.int64) if jobs else _EMPTY
+        for (number, first), some in groupby(jobs, key=lambda j: (int(plan.group_of[j.member]), j.first)):
+            places = plan.place_of[[job.member for job in some]]
+            group, n = plan.groups[number], len(places)
+            parts = 1 if first == 0 else work.layout.num_tiles - first
+            end = at + n * parts * group.padded
+            partials = out[at:end].view(n, parts, group.padded, -1).transpose(0, 1)
+            self._math.add(work.z, group, places, partials, first)
+            at = end

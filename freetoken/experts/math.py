@@ -95,10 +95,11 @@ class TileMath(ExpertMath):
         w, h, blocks = one.tile_width, one.hidden, group.padded // group.block
         start = one.tiles_offset + first * one.tile_bytes
         tiles = records[:, start : start + t * one.tile_bytes].unflatten(1, (t, one.tile_bytes))
-        parts = self._bank.formats[layer].tile_weights(tiles[..., : one.code_bytes], w, h)
+        coded = self._bank.formats[layer].tile_weights(tiles[..., : one.code_bytes], w, h)
+        parts = [p.float() for p in coded]
         rows = torch.index_select(x, 0, group.rows.flatten()).view(n * blocks, b, h)
         out = torch.empty((n * blocks, t, b, h))
-        owner = torch.arange(n).repeat_interleave(blocks)
+        owner = torch.arange(n * blocks) // blocks
         step = max(1, _MAX_ELEMENTS // (t * max(b, w) * h))
         for i in range(0, n * blocks, step):
             some = rows[i : i + step]

@@ -12,7 +12,7 @@ is under way; doesn't know rows. Full-layer double buffering is the case of grou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from freetoken.core.interfaces import Device, Event
@@ -104,7 +104,7 @@ class Ring:
         self.device.compute.wait(self.device.stream("fetch").record())
         return self.spare[0]
 
-    def done(self, load: Load, wanted: Sequence[int], step: int) -> int:
+    def done(self, load: Load, wanted: Collection[int], step: int) -> int:
         """The load was computed: promote what is `wanted`, free its buffer. Returns the promotions."""
         if load.epoch != self.epoch:
             return 0

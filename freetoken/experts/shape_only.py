@@ -138,7 +138,8 @@ class ShapeOnly:
         for layer in range(self.shape.num_layers):
             ids = np.sort(np.atleast_2d(routing[layer]).astype(np.int32), axis=1)
             self._dense(len(ids))
-            self.backend.begin(layer, _NOTHING, Routing(torch.from_numpy(ids), _NOTHING), None)
+            routed = Routing(torch.from_numpy(ids), _NOTHING)
+            self.backend.begin(layer, _NOTHING, routed, None)  # type: ignore[arg-type]  # no batch
             self.backend.finish(layer)
         took = self.device.clock.now() - started
         self.backend.end_step(took)

@@ -152,7 +152,7 @@ class ResidentBackend(BaseBackend):
         self._gap_s += 0.125 * (started - self._ended_s - self._gap_s)
         slots.poll()
         experts = plan.experts + work.layer * self.bank.num_experts
-        self.policy.touch(experts, self._now)
+        self.policy.touch(experts, self._now)  # type: ignore[arg-type]  # ints by any name
         where, have = slots.lookup(experts, self._now)
         step = self._step = Step(experts, where, have, have.copy(), started)
         missing = np.flatnonzero(have < work.layout.num_tiles)
