@@ -11,7 +11,7 @@ import torch
 
 from freetoken.core import choices
 from freetoken.core.batch import BatchBuffers, Segment
-from freetoken.core.errors import WeightsError
+from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.interfaces import ModelFamily, Numerics
 from freetoken.devices.cpu import CpuDevice
 from freetoken.models import null, qwen3_5_moe, qwen3_moe
@@ -184,3 +184,10 @@ def test_a_simulated_device_is_told_what_every_part_costs(tmp_path: Path) -> Non
     model.forward(buffers.fill([Segment(ids, 0, [1], 0, 0)]), experts)
     assert len(device.charges) == 4 + 4 + 1
     assert all(num_bytes > 0 and flops > 0 for num_bytes, flops in device.charges)
+
+
+def test_exact_mode_insists_on_float32(tmp_path: Path) -> None:
+    path = checkpoints.write_tiny(tmp_path, qwen3_moe.FAMILY)
+    with pytest.raises(ConfigError) as caught:
+        Runner(qwen3_moe.FAMILY, path, dtype=torch.bfloat16, exact=True)
+    assert caught.value.code == "exact_needs_float32"
