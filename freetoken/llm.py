@@ -122,7 +122,7 @@ class LLM:
     # --- life ---
 
     def load(self, progress: Progress = lambda phase, percent: None) -> None:
-        """Build the engine and start it; a failure is kept in `status` and raised."""
+        """Build the engine, let it draw a token, start it; a failure is kept in `status` and raised."""
 
         def note(phase: str, percent: int) -> None:
             self._status = Status("loading", min(percent, 99))
@@ -130,6 +130,7 @@ class LLM:
 
         try:
             built = build(self.options, note)
+            built.engine.self_test()
         except FreeTokenError as e:
             self._status = Status("failed", 0, e)
             raise

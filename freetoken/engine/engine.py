@@ -21,7 +21,15 @@ from freetoken.core.batch import Segment
 from freetoken.core.errors import BusyError, ContextLengthError, DeviceError, FreeTokenError
 from freetoken.core.interfaces import Device
 from freetoken.core.log import logger
-from freetoken.core.request import Abort, FinishReason, Output, Request, Submit, TokenLogprob
+from freetoken.core.request import (
+    Abort,
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    Submit,
+    TokenLogprob,
+)
 from freetoken.engine.drawing import finish_reason, next_draw, note_token
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Plan
@@ -90,6 +98,23 @@ class Engine:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._loop, name="freetoken-engine", daemon=True)
         self._thread.start()
+
+    def self_test(self) -> None:
+        """Draw one real token before `start`, through every part that serving uses.
+
+        Raises what went wrong; nothing of it stays in the counters.
+        """
+        self._accept(
+            Submit("self-test", np.zeros(2, np.int32), SamplingParams(temperature=0.0, max_tokens=1))
+        )
+        while not self.idle:
+            self.step()
+        outputs, self._outputs = self._outputs, []
+        self.stats = EngineStats()
+        self.error = None
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
 
     def submit(self, submit: Submit) -> None:
         self._inbox.put(submit)

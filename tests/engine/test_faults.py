@@ -61,3 +61,22 @@ def test_a_cpu_twenty_times_slower_makes_the_engine_leave_hybrid():
     s.run()
     assert s.engine.runner.experts.stats.extra["hybrid_left"] == 1.0
     s.close()
+
+
+def test_a_device_that_fails_from_the_start_never_becomes_ready():
+    s = served("offload")
+    s.built.device.faults.hang_copy = True
+    with pytest.raises(FreeTokenError) as e:
+        s.engine.self_test()
+    assert e.value.code == "device_deadline"
+    s.close()
+
+
+def test_the_self_test_leaves_no_trace_in_the_counters():
+    s = served("hybrid")
+    s.engine.self_test()
+    assert s.engine.stats.requests == s.engine.stats.output_tokens == 0
+    s.submit("a", text_ids(s.built, 1, 40), 10)
+    s.run()
+    assert s.trace("a") == good_trace("hybrid")
+    s.close()
