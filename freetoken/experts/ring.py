@@ -61,6 +61,7 @@ class Ring:
     ahead_layer: int = -1
     ahead_todo: deque[int] = field(default_factory=deque)
     _lent: list[int] = field(default_factory=list)
+    _under_way: int = 0
     _ordered: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -82,7 +83,10 @@ class Ring:
         self.epoch += 1
 
     def close(self) -> None:
-        """Give the slots back; what was loaded ahead is lost."""
+        """Give the slots back; what was loaded ahead is lost, and later fills come after its copies."""
+        if self._under_way:
+            self.device.stream("fill").wait(self.device.stream("ring").record())
+            self._under_way = 0
         self.slots.give_back(self._lent)
         self._lent, self.spare = [], []
         self.free.clear()
@@ -96,6 +100,7 @@ class Ring:
         slots = self.free.popleft()
         chosen = list(experts[: len(slots)])
         self._copy("ring", chosen, slots)
+        self._under_way += 1
         return Load(chosen, slots, self.device.stream("ring").record(), self.epoch)
 
     def fetch(self, expert: int) -> int:
@@ -108,6 +113,7 @@ class Ring:
         """The load was computed: promote what is `wanted`, free its buffer. Returns the promotions."""
         if load.epoch != self.epoch:
             return 0
+        self._under_way -= load.waited
         promoted = 0
         for place, expert in enumerate(load.experts):
             if expert not in wanted or self.slots.slot_of[expert] >= 0:

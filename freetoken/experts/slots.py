@@ -79,7 +79,7 @@ class ExpertSlots:
         )
         self.read_at: Ints = np.zeros(most + 1, np.int64)
         self.num_reads = 0
-        self.rest: deque[tuple[int, int]] = deque()
+        self.rest: deque[tuple[int, int]] = deque(maxlen=most)
         self.in_flight: deque[InFlight] = deque()
         self.evictions = 0
         self.verify_every = VERIFY_EVERY

@@ -7,6 +7,7 @@ import torch
 from freetoken.core.interfaces import Routing
 from freetoken.devices.cpu import CpuDevice
 from freetoken.devices.sim import SimDevice
+from freetoken.experts.slots import RING
 from tests.experts.build import EXACT, NUMERICS, config, inputs, tiny
 from tests.experts.test_resident import MACHINE, make, walk
 
@@ -141,3 +142,21 @@ def test_dropping_any_single_wait_of_a_prefill_changes_the_result():
     assert waits > 20 and not want.isnan().any()
     same = [k for k in range(1, waits + 1) if torch.equal(run(k)[0], want)]
     assert not same, f"waits {same} of {waits} can be dropped"
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 5, 9])
+def test_a_dropped_prefill_leaves_nothing_behind(stop_after):
+    made = tiny(MODEL)
+    backend = make("offload", made, slots=12, chunk_tokens=16)
+    walk(backend, made, 2)
+    for round in range(3):
+        backend.begin_job(32)
+        x, routing = inputs(made.config, 32, round)
+        stream = backend.stream_layer(round, x, routing)
+        for _ in range(stop_after):
+            next(stream)
+        stream.close()
+        backend.end_job()
+        assert not (backend.slots.state == RING).any()
+        walk(backend, made, 2, seed=100 * round)
+        prefill(backend, made, 20, seed=round)
