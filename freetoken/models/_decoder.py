@@ -55,7 +55,6 @@ class Decoder(Model):
         if numerics.exact and numerics.dtype != torch.float32:
             raise ConfigError(
                 f"Exact mode computes in float32, not {numerics.dtype}.",
-                code="exact_needs_float32",
                 hint="Build pools and model with float32.",
             )
         self.config, self.numerics = config, numerics

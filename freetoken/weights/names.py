@@ -103,9 +103,10 @@ def check_tensors(
         return
     parts = [("missing", missing), ("unknown", unknown), ("of wrong shape", wrong)]
     text = ". ".join(f"{len(names)} tensors {what}: {', '.join(names)}" for what, names in parts if names)
-    code = "missing_tensor" if missing else "unknown_tensor" if unknown else "wrong_shape"
-    raise WeightsError(
-        f"The checkpoint doesn't fit its config.json. {text}.",
-        code=code,
-        hint="Check that config.json and the weights belong to the same model.",
-    )
+    message = f"The checkpoint doesn't fit its config.json. {text}."
+    hint = "Check that config.json and the weights belong to the same model."
+    if missing:
+        raise WeightsError(message, code="missing_tensor", hint=hint)
+    if unknown:
+        raise WeightsError(message, code="unknown_tensor", hint=hint)
+    raise WeightsError(message, code="invalid_tensor_shape", hint=hint)

@@ -190,4 +190,4 @@ def test_exact_mode_insists_on_float32(tmp_path: Path) -> None:
     path = checkpoints.write_tiny(tmp_path, qwen3_moe.FAMILY)
     with pytest.raises(ConfigError) as caught:
         Runner(qwen3_moe.FAMILY, path, dtype=torch.bfloat16, exact=True)
-    assert caught.value.code == "exact_needs_float32"
+    assert caught.value.code == "invalid_config"

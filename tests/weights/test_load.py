@@ -120,7 +120,7 @@ def test_the_check_lists_all_faults_and_lets_optional_names_pass(tmp_path: Path)
     assert "a has shape [2], expected [3]" in message
     for expected, code in (
         ({"a": (2,)}, "unknown_tensor"),
-        ({"a": (3,), "b": (2,), "c": (2,)}, "wrong_shape"),
+        ({"a": (3,), "b": (2,), "c": (2,)}, "invalid_tensor_shape"),
     ):
         with pytest.raises(WeightsError) as caught:
             check_tensors(source, expected)
