@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freetoken.bench._belady import belady
-from freetoken.bench.replay import Counts, Reads, decode_frequency, replay
+from freetoken.bench.replay import Counts, Reads, replay, with_hindsight, without_prefills
 from freetoken.bench.traces import Trace
 from freetoken.core import choices
 from freetoken.core.interfaces import Policy
@@ -112,13 +112,9 @@ def run_column(
     policy = make_policy(column.policy)
     if column.fills:
         policy = FillOrder(policy, None if column.fills == "routed" else make_policy(column.fills))
-    return replay(
-        trace,
-        reads,
-        policy,
-        num_slots,
-        share=share if column.partial else 1.0,
-        warm_up=warm_up,
-        prior=decode_frequency(trace, reads) if column.prior else None,
-        seeded=not column.blind,
-    )
+    if column.blind:
+        reads = without_prefills(reads)
+    if column.prior:
+        reads = with_hindsight(reads)
+    filled = share if column.partial else 1.0
+    return replay(trace, reads, policy, num_slots, share=filled, warm_up=warm_up)

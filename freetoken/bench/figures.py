@@ -19,6 +19,8 @@ WIDTH, PLOT_WIDTH, PLOT_HEIGHT = 980, 600, 340
 LEFT, TOP = 64, 78
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
 
+Point = tuple[float, float]
+
 
 @dataclass(frozen=True)
 class Series:
@@ -54,7 +56,7 @@ def lines(chart: Chart) -> str:
     top, parts = _frame(chart)
     for value, label in chart.x_marks:
         if low <= math.sqrt(value) <= high:
-            parts += [_line(at(value), TOP, at(value), TOP + PLOT_HEIGHT, "#999", "4 3")]
+            parts += [_line((at(value), TOP), (at(value), TOP + PLOT_HEIGHT), "#999", "4 3")]
             parts += [_text(at(value) + 4, TOP + 12, label, size=11, fill="#777")]
     for value in chart.x:
         parts.append(_text(at(value), TOP + PLOT_HEIGHT + 18, f"{value:g}", anchor="middle"))
@@ -101,7 +103,7 @@ def _frame(chart: Chart) -> tuple[float, list[str]]:
     parts = []
     for i in range(round(top / step) + 1):
         y = _height(i * step, top)
-        parts.append(_line(LEFT, y, LEFT + PLOT_WIDTH, y, "#333" if i == 0 else "#e4e4e4"))
+        parts.append(_line((LEFT, y), (LEFT + PLOT_WIDTH, y), "#333" if i == 0 else "#e4e4e4"))
         parts.append(_text(LEFT - 8, y + 4, f"{i * step:g}", anchor="end"))
     middle = TOP + PLOT_HEIGHT / 2
     parts.append(
@@ -122,7 +124,7 @@ def _document(chart: Chart, parts: list[str]) -> str:
         x = LEFT + PLOT_WIDTH + 22
         color = COLORS[number % len(COLORS)]
         legend.append(
-            _line(x, y, x + 22, y, color, "6 4" if series.dashed else "", 2.5)
+            _line((x, y), (x + 22, y), color, "6 4" if series.dashed else "", 2.5)
             if chart.x
             else f"<rect x='{x + 6}' y='{y - 6}' width='12' height='12' rx='2' fill='{color}'/>"
         )
@@ -152,11 +154,11 @@ def _tick(top: float) -> float:
     return next(unit * f for f in (0.1, 0.2, 0.5, 1, 2) if top / (unit * f) <= 8)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, color: str, dash: str = "", width: float = 1) -> str:
+def _line(start: Point, end: Point, color: str, dash: str = "", width: float = 1) -> str:
     dashes = f" stroke-dasharray='{dash}'" if dash else ""
     return (
-        f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{color}' "
-        f"stroke-width='{width}'{dashes}/>"
+        f"<line x1='{start[0]:.1f}' y1='{start[1]:.1f}' x2='{end[0]:.1f}' y2='{end[1]:.1f}' "
+        f"stroke='{color}' stroke-width='{width}'{dashes}/>"
     )
 
 

@@ -1,7 +1,6 @@
 """Published models as the numbers that decide their serving speed: one table, no weights.
 
-Owns shapes, expert bytes and the bytes read beside the experts. Doesn't know machines. Figures marked `~`
-in a note are estimates (attention and shared weights from the published shapes).
+Owns shapes, expert bytes and the bytes read beside the experts. Doesn't know machines.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freetoken.core.errors import ConfigError, nearest
-
-MB = 10**6
 
 
 @dataclass(frozen=True)
@@ -57,41 +54,30 @@ class Geometry:
         return f"{self.layers}x{self.experts}k{self.top_k}"
 
 
-def _row(
-    name: str, shape: tuple[int, int, int], size: tuple[int, int], fmt: str, expert_mb: float,
-    dense: tuple[float, float], kv_kb: float, smaller: str = "",
-) -> Geometry:  # fmt: skip
-    layers, experts, top_k = shape
-    dense_gb, dense_gparams = dense
-    return Geometry(
-        name, layers, experts, top_k, *size, fmt,
-        expert_bytes=round(expert_mb * MB),
-        dense_bytes=round(dense_gb * 1e9),
-        dense_params=round(dense_gparams * 1e9),
-        kv_bytes_per_token=round(kv_kb * 1024),
-        smaller=smaller,
-    )  # fmt: skip
-
+# name, (layers, experts, top-k), (hidden, width), format, expert MB, (dense GB, dense weights in 10^9),
+# KV KiB a token, the smaller format. Dense and KV figures are estimates from the published shapes.
+_FIGURES = (
+    ("qwen3.6-35b-a3b", (40, 256, 8), (2048, 512), "bf16", 6.29, (3.9, 1.95), 20, "qwen3.6-35b-a3b-nvfp4"),
+    ("qwen3.6-35b-a3b-nvfp4", (40, 256, 8), (2048, 512), "nvfp4", 1.77, (2.2, 1.95), 20, ""),
+    ("qwen3-30b-a3b", (48, 128, 8), (2048, 768), "bf16", 9.44, (3.0, 1.5), 96, ""),
+    ("deepseek-v4-flash", (43, 256, 6), (4096, 2048), "mxfp4", 13.4, (8.0, 6.4), 8, ""),
+    ("glm-5.2", (75, 256, 8), (6144, 2048), "nvfp4", 21.2, (18.0, 16.0), 90, ""),
+    ("gpt-oss-120b", (36, 128, 4), (2880, 2880), "mxfp4", 13.2, (3.1, 1.55), 72, ""),
+)
 
 GEOMETRIES: dict[str, Geometry] = {
-    g.name: g
-    for g in (
-        _row(
-            "qwen3.6-35b-a3b",
-            (40, 256, 8),
-            (2048, 512),
-            "bf16",
-            6.29,
-            (3.9, 1.95),
-            20,
-            "qwen3.6-35b-a3b-nvfp4",
-        ),
-        _row("qwen3.6-35b-a3b-nvfp4", (40, 256, 8), (2048, 512), "nvfp4", 1.77, (2.2, 1.95), 20),
-        _row("qwen3-30b-a3b", (48, 128, 8), (2048, 768), "bf16", 9.44, (3.0, 1.5), 96),
-        _row("deepseek-v4-flash", (43, 256, 6), (4096, 2048), "mxfp4", 13.4, (8.0, 6.4), 8),
-        _row("glm-5.2", (75, 256, 8), (6144, 2048), "nvfp4", 21.2, (18.0, 16.0), 90),
-        _row("gpt-oss-120b", (36, 128, 4), (2880, 2880), "mxfp4", 13.2, (3.1, 1.55), 72),
+    name: Geometry(
+        name,
+        *shape,
+        *size,
+        format=format_name,
+        expert_bytes=round(expert_mb * 1e6),
+        dense_bytes=round(dense_gb * 1e9),
+        dense_params=round(billions * 1e9),
+        kv_bytes_per_token=kv_kib * 1024,
+        smaller=smaller,
     )
+    for name, shape, size, format_name, expert_mb, (dense_gb, billions), kv_kib, smaller in _FIGURES
 }
 
 

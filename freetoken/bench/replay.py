@@ -143,21 +143,14 @@ def replay(
     *,
     share: float = 1.0,
     warm_up: int = 0,
-    prior: Ids | None = None,
-    seeded: bool = True,
 ) -> Counts:
     """Run the decode steps of a trace through `num_slots` slots.
 
     share    of the misses that are filled; the rest is computed on the CPU and leaves no trace
     warm_up  decode steps that are run but not counted
-    prior    uses of every expert, int64 [pool], that the policy is seeded with at the start
-    seeded   whether the policy is told of prefills
     """
     state = Residency(policy, trace.pool, num_slots, trace.token_cycle)
-    if prior is not None:
-        policy.seed(np.flatnonzero(prior).tolist(), prior[prior > 0].tolist(), 0)
-        state.place(policy.place(num_slots))
-    prefills = list(reversed(reads.prefills)) if seeded else []
+    prefills = list(reversed(reads.prefills))
     requests = misses = fills = evictions = 0
     for step, layers in enumerate(reads.decode):
         while prefills and prefills[-1][0] == step:
@@ -178,9 +171,13 @@ def replay(
     return Counts(requests, misses, fills, evictions)
 
 
-def decode_frequency(trace: Trace, reads: Reads) -> Ids:
-    """int64 [pool]: how many decode layer-steps read each expert."""
-    counts = np.zeros(trace.pool, dtype=np.int64)
-    for _, ids in reads.layer_steps():
-        counts[ids] += 1
-    return counts
+def without_prefills(reads: Reads) -> Reads:
+    """The same decode steps for a policy that is not told of prompts."""
+    return Reads(reads.decode, [])
+
+
+def with_hindsight(reads: Reads) -> Reads:
+    """The same steps, and before them a prefill with all decode steps' own frequencies."""
+    every = [ids for _, ids in reads.layer_steps()]
+    ids, counts = np.unique(np.concatenate(every), return_counts=True)
+    return Reads(reads.decode, [(0, ids, counts.astype(np.int64)), *reads.prefills])

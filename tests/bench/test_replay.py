@@ -41,7 +41,7 @@ def lru_misses(reads, num_slots):
 def test_lru_misses_are_those_of_a_plain_list(seed, num_slots):
     trace = small_trace(seed)
     reads = read_trace(trace)
-    found = replay(trace, reads, make_policy("lru"), num_slots, seeded=False)
+    found = replay(trace, reads, make_policy("lru"), num_slots)
     assert found.misses == lru_misses(reads, num_slots)
 
 
