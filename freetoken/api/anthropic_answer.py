@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from freetoken.api.anthropic_content import sign
 from freetoken.api.choices import Piece
 from freetoken.api.sse import NamedEvents
+from freetoken.api.thoughts import sign
 from freetoken.chat.events import (
     Event,
     Finish,

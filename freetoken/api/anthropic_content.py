@@ -7,21 +7,17 @@ it changes with every prompt. Blocks that a text model can't read are refused by
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from freetoken.api.thoughts import unsign
 from freetoken.chat.conversation import Message, Tool, ToolCall
 from freetoken.core.errors import RequestError
 from freetoken.core.log import logger
 
 BILLING = "x-anthropic-billing-header:"
-_CARRIED = "ft1."
-_MAX_THOUGHT_BYTES = 4 << 20
 _HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset", "advisor")
 _SILENT = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result")
 _log = logger("api")
@@ -38,24 +34,6 @@ class Turn(msgspec.Struct):
         if isinstance(self.content, str):
             return [{"type": "text", "text": self.content}]
         return self.content or []
-
-
-def sign(thought: str, *, carry: bool) -> str:
-    """A signature for a thought, never empty; with `carry` it holds the thought itself."""
-    if carry:
-        return _CARRIED + base64.b64encode(zlib.compress(thought.encode())).decode()
-    return base64.b64encode(hashlib.sha256(thought.encode()).digest()).decode()
-
-
-def unsign(signature: str) -> str:
-    """The thought that a signature carries, "" if it carries none."""
-    if not signature.startswith(_CARRIED):
-        return ""
-    try:
-        data = base64.b64decode(signature[len(_CARRIED) :], validate=True)
-        return zlib.decompressobj().decompress(data, _MAX_THOUGHT_BYTES).decode()
-    except (ValueError, zlib.error):
-        return ""
 
 
 def system_turns(system: str | Sequence[Block] | None) -> tuple[Message, ...]:

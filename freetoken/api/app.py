@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,7 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from freetoken.api import anthropic, models, openai_chat, openai_completions, page
+from freetoken.api import anthropic, models, openai_chat, openai_completions, openai_responses, page
 from freetoken.api.anthropic_answer import CountBody, MessageRenderer
 from freetoken.api.anthropic_answer import error_body as anthropic_error
 from freetoken.api.auth import Gate, allowed_origins
@@ -30,6 +31,9 @@ from freetoken.api.face import Generation, LanguageModel
 from freetoken.api.observe import Metrics, Observer, served
 from freetoken.api.openai_chat_answer import ChatRenderer
 from freetoken.api.openai_completions import CompletionRenderer, echo_text
+from freetoken.api.openai_responses_answer import Head, ResponseRenderer
+from freetoken.api.openai_responses_items import ToolNames
+from freetoken.api.response_store import ResponseStore
 from freetoken.api.sampling import for_choice
 from freetoken.api.sse import KEEP_ALIVE_S, Reply
 from freetoken.core.errors import MethodError, NotFoundError, nearest
@@ -52,11 +56,13 @@ class _Api:
         self.options = options
         self.keep_alive_s = keep_alive_s
         self.metrics = Metrics()
+        self.store = ResponseStore()
 
     def build(self) -> ASGIApp:
         posts: dict[str, Handler] = {
             "/v1/chat/completions": self.chat,
             "/v1/completions": self.completions,
+            "/v1/responses": self.responses,
             "/v1/messages": self.messages,
             "/v1/messages/count_tokens": self.count_tokens,
         }
@@ -65,12 +71,14 @@ class _Api:
             "/health": self.health,
             "/v1/models": self.list_models,
             "/v1/models/{model:path}": self.get_model,
+            "/v1/responses/{id}": self.get_response,
             "/v1/stats": self.stats,
             "/metrics": self.prometheus,
             "/api/hello": self.hello,
         }
         routes = [Route(path, _guarded(f), methods=["POST"]) for path, f in posts.items()]
         routes += [Route(path, _guarded(f), methods=["GET"]) for path, f in gets.items()]
+        routes.append(Route("/v1/responses/{id}", _guarded(self.delete_response), methods=["DELETE"]))
         paths = [path for path in (*posts, *gets) if "{" not in path]
         observer = Middleware(
             Observer,
@@ -125,6 +133,32 @@ class _Api:
         return Reply(
             generations, renderer, stream=stream, prompts=len(prompts), keep_alive_s=self.keep_alive_s
         )
+
+    async def responses(self, request: Request) -> Response | Reply:
+        models.check_ready(self.llm)
+        body = openai_responses.parse(await read_body(request))
+        name = models.check_model(self.llm, self.options, body.model)
+        earlier = self.store.history(body.previous_response_id) if body.previous_response_id else []
+        items, names = [*earlier, *body.new_items()], ToolNames(body.tools or [])
+        params, conversation = body.generate_params(), body.to_conversation(items, names)
+        request_id = served(request.scope).id
+
+        def keep(output: list[Any], whole: bytes) -> None:
+            if body.store is not False:
+                self.store.put(f"resp_{request_id}", [*items, *output], whole)
+
+        generations = await _submit([partial(self.llm.submit_chat, conversation, params, request_id)])
+        head = Head(request_id, name, body.echo(), names, body.wants_logprobs, body.wants_encrypted)
+        renderer = ResponseRenderer(head, keep)
+        return Reply(generations, renderer, stream=bool(body.stream), keep_alive_s=self.keep_alive_s)
+
+    async def get_response(self, request: Request) -> Response:
+        return Response(self.store.body(request.path_params["id"]), media_type="application/json")
+
+    async def delete_response(self, request: Request) -> Response:
+        response_id = request.path_params["id"]
+        self.store.delete(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def messages(self, request: Request) -> Response | Reply:
         models.check_ready(self.llm)

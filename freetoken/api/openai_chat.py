@@ -12,13 +12,13 @@ import msgspec
 
 from freetoken.api.body import decode
 from freetoken.api.sampling import Sampling, out_of_range, refuse_fields
+from freetoken.api.thoughts import check_effort, thinks_by_effort
+from freetoken.api.tool_choice import ToolChoice, check_tool_choice, word_choice
 from freetoken.chat.conversation import Conversation, Message, Tool, ToolCall
 from freetoken.core.errors import RequestError
 from freetoken.core.generate import GenerateParams, Thinking
 
 MAX_TOP_LOGPROBS = 20
-_NO_THINKING = ("none", "minimal")
-_EFFORTS = (*_NO_THINKING, "low", "medium", "high", "xhigh", "max")
 
 
 class CallFunction(msgspec.Struct):
@@ -102,10 +102,13 @@ class ChatRequest(Sampling, kw_only=True):
                 param="messages",
             )
         thinking, kwargs = self._thinking()
+        tools = tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(self.tools or []))
+        choice = check_tool_choice(self._tool_choice(), tools)
         return Conversation(
             messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(self.messages)),
-            tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(self.tools or [])),
-            tool_choice=self._tool_choice(),
+            tools=tools,
+            tool_choice=choice.kind,
+            forced_tool=choice.name,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             thinking=thinking,
             think_budget=self.budget,
@@ -158,23 +161,12 @@ class ChatRequest(Sampling, kw_only=True):
         if set(self.modalities or ["text"]) != {"text"}:
             refuse_fields({"modalities": self.modalities}, "this model writes text only")
 
-    def _tool_choice(self) -> Literal["auto", "none"]:
+    def _tool_choice(self) -> ToolChoice:
         choice = self.tool_choice
-        if choice is None or choice == "auto":
-            return "auto"
-        if choice == "none":
-            return "none"
-        if choice == "required" or isinstance(choice, dict):
-            shown = "required" if choice == "required" else "naming a function"
-            raise RequestError(
-                f"tool_choice {shown} is not supported.",
-                code="unsupported_tool_choice",
-                hint="Use auto, and ask for the tool in the prompt.",
-                param="tool_choice",
-            )
-        raise RequestError(
-            f"tool_choice is {choice!r}.", code="out_of_range", hint="Use auto or none.", param="tool_choice"
-        )
+        if isinstance(choice, dict):
+            function = choice.get("function")
+            return ToolChoice("named", str(function.get("name")) if isinstance(function, dict) else "")
+        return word_choice(choice)
 
     def _thinking(self) -> tuple[bool | None, dict[str, Any]]:
         """Whether to think, from the field said most explicitly, and what is left for the template."""
@@ -187,23 +179,14 @@ class ChatRequest(Sampling, kw_only=True):
                 hint="Send a JSON boolean.",
                 param="chat_template_kwargs.enable_thinking",
             )
-        effort = self.reasoning_effort
+        effort = check_effort(self.reasoning_effort, "reasoning_effort")
         if effort is not None:
-            if effort not in _EFFORTS:
-                raise RequestError(
-                    f"reasoning_effort is {effort!r}.",
-                    code="out_of_range",
-                    hint=f"Use one of: {', '.join(_EFFORTS)}.",
-                    param="reasoning_effort",
-                )
             kwargs.setdefault("reasoning_effort", effort)
         if switch is None:
             switch = self.enable_thinking
         if switch is None and self.thinking is not None:
             switch = self.thinking.switch
-        if switch is None and effort is not None:
-            switch = effort not in _NO_THINKING
-        return switch, kwargs
+        return thinks_by_effort(effort) if switch is None else switch, kwargs
 
 
 _DECODER = msgspec.json.Decoder(ChatRequest)

@@ -35,3 +35,16 @@ def check_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
             param="tool_choice",
         )
     return choice
+
+
+def word_choice(word: str | None) -> ToolChoice:
+    """OpenAI's words; null is auto."""
+    words: dict[str | None, Kind] = {None: "auto", "auto": "auto", "none": "none", "required": "required"}
+    if word not in words:
+        raise RequestError(
+            f"tool_choice is {word!r}.",
+            code="out_of_range",
+            hint="Use auto, none or required.",
+            param="tool_choice",
+        )
+    return ToolChoice(words[word])
