@@ -27,7 +27,10 @@ def next_draw(request: Request, eos_ids: tuple[int, ...]) -> Draw:
 
 
 def forced_id(request: Request) -> int:
-    """The id that a used-up thinking budget forces next, or -1."""
+    """The id that a script or a used-up thinking budget forces next, or -1."""
+    script = request.params.forced_ids
+    if request.num_output < len(script):
+        return script[request.num_output]
     budget = request.params.think
     if budget is None or request.think_spent < budget.max_tokens:
         return -1
