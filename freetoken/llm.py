@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from freetoken.bench.traces import RoutingRecorder
 from freetoken.chat.codec import AnswerReader, ChatCodec, Prompt
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish
+from freetoken.chat.script import Script
 from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
 from freetoken.core.generate import GenerateParams, Status, Thinking
@@ -36,6 +38,7 @@ from freetoken.engine.plan import Plan
 from freetoken.engine.tap import RoutingTap
 
 log = logger("llm")
+SCRIPT_PREFIX = "script:"
 
 
 class Generation:
@@ -117,6 +120,7 @@ class LLM:
         self._lock = threading.Lock()
         self._draining = False
         self._recorder: RoutingRecorder | None = None
+        self._script: Script | None = None
         atexit.register(_close, weakref.ref(self))
 
     # --- life ---
@@ -129,7 +133,8 @@ class LLM:
             progress(phase, percent)
 
         try:
-            built = build(self.options, note)
+            self._script, options = scripted(self.options)
+            built = build(options, note)
             built.engine.self_test()
         except FreeTokenError as e:
             self._status = Status("failed", 0, e)
@@ -219,6 +224,10 @@ class LLM:
         self._check_length(len(prompt.ids), params, "messages")
         reader = codec.reader(conversation, prompt, stop=params.stop, logprobs=params.logprobs is not None)
         sampling = self._sampling(params, len(prompt.ids), prompt.think, prompt.stop_ids)
+        if self._script is not None:
+            said = self._script.answer(conversation, codec.grammar, in_thinking=prompt.starts_in_thinking)
+            ids = codec.tokenizer.encode(said)
+            sampling = replace(sampling, forced_ids=(*map(int, ids), *prompt.stop_ids[:1]))
         submit = Submit(request_id, prompt.ids, sampling, prompt.anchor_positions, prompt.anchor_ids)
         return self._submit(submit, reader)
 
@@ -329,6 +338,15 @@ class LLM:
         for loop, generations in loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, generations)
+
+
+def scripted(options: Options) -> tuple[Script | None, Options]:
+    """Read `--model script:FILE`: the script, and options that load the demo model under its name."""
+    if not (options.model or "").startswith(SCRIPT_PREFIX):
+        return None, options
+    path = Path(str(options.model)[len(SCRIPT_PREFIX) :])
+    name = options.served_model_name or f"script-{path.stem}"
+    return Script.from_file(path), replace(options, model=None, served_model_name=name)
 
 
 def _close(llm: weakref.ref[LLM]) -> None:

@@ -12,8 +12,9 @@ row's sink. Knows neither tokens nor events.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 BACK = "back"
 FAIL = "fail"
@@ -65,12 +66,14 @@ class Grammar:
 
     think          the markers around thoughts, None if the format has none
     opens, closes  markers around blocks that agents replace whole, in prompts and answers
+    write_call     (name, arguments) -> the text of such a call; None if the format has no calls
     """
 
     states: Mapping[str, State]
     think: tuple[str, str] | None = None
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+    write_call: Callable[[str, Mapping[str, Any]], str] | None = None
 
     def rows(self, *, tools: bool, stops: Sequence[str]) -> Iterator[tuple[str, State]]:
         """The rows for one answer: calls only if tools are on offer; stop strings end content."""

@@ -26,7 +26,7 @@ def _opt(kind: Any, help: str, group: str, *, default: Any = None, choices: tupl
 class Options:
     """Wishes of one engine. kinds: `bytes` sizes, `rate` a share 0..1, `flag`, int, float, str."""
 
-    model: str | None = _opt(str, "checkpoint directory (default: the embedded demo model)", "model")
+    model: str | None = _opt(str, "checkpoint directory, or script:FILE (default: the embedded demo model)", "model")
     served_model_name: str | None = _opt(str, "name that /v1/models shows", "model")
     max_model_len: int | None = _opt(int, "context limit in tokens (default: the model's)", "model")
     dtype: str | None = _opt(str, "compute dtype", "model", choices=("bfloat16", "float16", "float32"))

@@ -43,6 +43,8 @@ class ThinkBudget:
 class SamplingParams:
     """How tokens are drawn. temperature 0 is greedy; top_k 0 and top_p 1 are off.
 
+    forced_ids  the answer begins with these, whatever the logits say
+
     Draws depend on (seed, position) only, so batch composition never changes them.
     """
 
@@ -61,6 +63,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     think: ThinkBudget | None = None
+    forced_ids: tuple[int, ...] = ()
 
     @property
     def needs_history(self) -> bool:

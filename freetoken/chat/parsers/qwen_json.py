@@ -5,7 +5,9 @@ The form of Qwen2.5, Qwen3 and Hermes. A call that is no JSON object with a name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer
@@ -15,6 +17,13 @@ from freetoken.chat.stream_parser import parse_whole
 
 RANK = 10
 THINK = ("<think>", "</think>")
+
+
+def write_call(name: str, arguments: Mapping[str, Any]) -> str:
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
 GRAMMAR = Grammar(
     {
         **spoken_rows({"<tool_call>": "call"}, THINK),
@@ -25,6 +34,7 @@ GRAMMAR = Grammar(
     think=THINK,
     opens=("<think>", "<tool_call>", "<tool_response>"),
     closes=("</think>", "</tool_call>", "</tool_response>"),
+    write_call=write_call,
 )
 
 

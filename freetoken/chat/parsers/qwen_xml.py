@@ -8,7 +8,9 @@ parameters (they are dropped). A call without a proper function is text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer
@@ -18,6 +20,14 @@ from freetoken.chat.stream_parser import parse_whole
 
 RANK = 20
 THINK = ("<think>", "</think>")
+
+
+def write_call(name: str, arguments: Mapping[str, Any]) -> str:
+    raw = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in arguments.items()}
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in raw.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
 GRAMMAR = Grammar(
     {
         **spoken_rows({"<tool_call>": "call", "<function=": "bare name"}, THINK),
@@ -42,6 +52,7 @@ GRAMMAR = Grammar(
     think=THINK,
     opens=("<think>", "<tool_call>", "<tool_response>"),
     closes=("</think>", "</tool_call>", "</tool_response>"),
+    write_call=write_call,
 )
 
 
