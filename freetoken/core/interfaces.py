@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.batch import Batch
+from freetoken.core.errors import ConfigError
 from freetoken.core.machine import Machine
 from freetoken.core.model_config import ModelConfig
 
@@ -177,6 +178,14 @@ class Device(abc.ABC):
     def bucket(self, rows: int) -> int:
         """Rows a decode batch is padded to."""
         return rows
+
+    def set_rates(self, **rates: float) -> None:
+        """Change a simulated machine's rates from now on, as a throttle or a busy neighbour would."""
+        raise ConfigError(
+            f"The rates of device {self.name} are its own.",
+            code="invalid_option",
+            hint="Use --device sim to try other rates.",
+        )
 
     @abc.abstractmethod
     def synchronize(self) -> None: ...
@@ -344,7 +353,10 @@ class Policy(abc.ABC):
         return list(missing)
 
     def seed(self, expert_ids: Sequence[int], counts: Sequence[int], step: int) -> None:
-        """Note a prefill's routing: distinct experts and how many of its last tokens chose each."""
+        """Note a prefill's routing: distinct experts and how many of its last tokens chose each.
+
+        A prompt may come in several calls, layer by layer.
+        """
 
     def place(self, count: int) -> list[int]:
         """Return up to `count` experts worth loading before decode starts, best first. Default: none."""

@@ -97,10 +97,9 @@ class TwoSpeedTwin(Twin):
 
     def seed(self, ids, counts, step):
         self.age(step)
-        tokens = max(1, sum(counts) // CYCLE)
-        self.slow = [v - v // 2 for v in self.slow]
         for e, c in zip(ids, counts, strict=True):
-            self.slow[e] += min(c, tokens) * two_speed.ONE // tokens // 2
+            self.slow[e] -= self.slow[e] // 2
+            self.slow[e] += min(c, 64) * two_speed.ONE // 64 // 2
 
 
 TWINS = {"lru": LruTwin, "lru_seeded": LruSeededTwin, "decayed": DecayedTwin, "two_speed": TwoSpeedTwin}
@@ -223,6 +222,21 @@ def test_a_prompts_most_used_experts_are_placed_first(name):
     policy = policy_of(name)
     policy.seed([3, 8, 11, 14], [2, 9, 4, 60], 0)
     assert policy.place(3) == [14, 8, 11]
+
+
+@pytest.mark.parametrize("name", choices.names(PACKAGE))
+@given(prompt=prompts)
+@settings(max_examples=20, deadline=None)
+def test_a_prompt_may_be_seeded_layer_by_layer(name, prompt):
+    whole, parts = policy_of(name), policy_of(name)
+    for policy in (whole, parts):
+        policy.touch([0, 2], 1)
+    whole.seed(sorted(prompt), [prompt[e] for e in sorted(prompt)], 2)
+    for layer in range(LAYERS):
+        ids = sorted(e for e in prompt if e // EXPERTS == layer)
+        parts.seed(ids, [prompt[e] for e in ids], 2)
+    assert whole.place(5) == parts.place(5)
+    assert whole.order_victims(range(TOTAL), TOTAL, 2) == parts.order_victims(range(TOTAL), TOTAL, 2)
 
 
 def test_static_never_evicts_what_it_placed_and_fills_nothing_else():

@@ -1,14 +1,12 @@
 """Static placement renewed at every prefill: the prompt's most used experts stay until the next prompt.
 
 Between two prefills nothing is filled or evicted. Published engines that place experts once per prompt do
-this.
+this. The first seed after a use begins a new placement; a prompt's layers may be seeded one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
 
 from freetoken.experts.policies.static import Static
 
@@ -19,10 +17,11 @@ class StaticPrefill(Static):
     name = "static_prefill"
 
     def seed(self, expert_ids: Sequence[int], counts: Sequence[int], step: int) -> None:
-        self._frozen = False
-        self._placed[:] = False
-        self._keys[:] = 0
-        self._keys[np.asarray(expert_ids, dtype=np.int64)] = np.asarray(counts, dtype=np.int64)
+        if self._frozen:
+            self._frozen = False
+            self._placed[:] = False
+            self._keys[:] = 0
+        super().seed(expert_ids, counts, step)
 
 
 POLICY = StaticPrefill

@@ -22,6 +22,8 @@ ONE = 1 << 20
 FAST_AGE, FAST_GAIN = 1, ONE >> 3
 SLOW_AGE, SLOW_GAIN = 4, ONE >> 4
 AHEAD = 1
+SEED_TOKENS = 64
+"""Uses in a prompt's last tokens that count as constant use."""
 MAX_AGE = 400
 """Steps after which every average has reached its floor, whatever it was."""
 
@@ -35,7 +37,6 @@ class TwoSpeed(KeyedPolicy):
         super().reset(num_experts_total, num_slots, experts_per_token)
         self._fast: Ids = np.zeros(num_experts_total, dtype=np.int64)
         self._slow: Ids = np.zeros(num_experts_total, dtype=np.int64)
-        self._experts_per_token = experts_per_token
         self._step = 0
         self._passed = -1
 
@@ -52,13 +53,13 @@ class TwoSpeed(KeyedPolicy):
             self._passed = int(ids[-1])
 
     def seed(self, expert_ids: Sequence[int], counts: Sequence[int], step: int) -> None:
-        """Move the slow averages half the way to the prefill's frequencies."""
+        """Move the slow averages of the prompt's experts half the way to their use in its last tokens."""
         self._age_to(step)
-        ids, uses = np.asarray(expert_ids, dtype=np.int64), np.asarray(counts, dtype=np.int64)
-        tokens = max(1, int(uses.sum()) // self._experts_per_token)
-        self._slow -= self._slow >> 1
-        self._slow[ids] += (np.minimum(uses, tokens) * (SLOW_GAIN << SLOW_AGE) // tokens) >> 1
-        self._keys = self._fast + self._slow
+        ids = np.asarray(expert_ids, dtype=np.int64)
+        uses = np.minimum(np.asarray(counts, dtype=np.int64), SEED_TOKENS)
+        self._slow[ids] -= self._slow[ids] >> 1
+        self._slow[ids] += (uses * ONE // SEED_TOKENS) >> 1
+        self._keys[ids] = self._fast[ids] + self._slow[ids]
 
     def place(self, count: int) -> list[int]:
         return self.hottest(np.flatnonzero(self._keys), count)
