@@ -33,6 +33,7 @@ class ExpertMath(abc.ABC):
     """
 
     exact = False
+    computes = True
 
     @abc.abstractmethod
     def gather_rows(self, x: Tensor) -> Tensor:
@@ -137,6 +138,8 @@ def sum_into(total: Tensor, partials: Tensor, first: int) -> None:
 
 class ShapeMath(ExpertMath):
     """No arithmetic: tensors pass through untouched. Costs are charged by whoever calls."""
+
+    computes = False
 
     def gather_rows(self, x: Tensor) -> Tensor:
         return x

@@ -54,8 +54,9 @@ class Streamer:
         wanted = self._seed(layer, ids)
         loads, todo = self._begin(layer, works)
         at, end = layer * self.slots.bank.num_experts, (layer + 1) * self.slots.bank.num_experts
+        num_tokens = sum(work.plan.num_tokens for work in works)
+        self._pump(loads, todo, layer, num_tokens)
         while at < end:
-            self._pump(loads, todo, layer, sum(w.plan.num_tokens for w in works))
             load = loads.popleft() if loads else None
             stop = load.experts[0] if load else end
             yield from self._span(works, outs, at, stop, None)
@@ -66,6 +67,7 @@ class Streamer:
                 self.promotions += self.ring.done(load, wanted, self.step())
                 if load.epoch != self.ring.epoch:
                     loads, todo = self._begin(layer, works, at)
+                self._pump(loads, todo, layer, num_tokens)
         return outs
 
     def _begin(self, layer: int, works: Sequence[LayerWork], at: int = 0) -> tuple[deque[Load], deque[int]]:

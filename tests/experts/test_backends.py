@@ -4,8 +4,15 @@ import pytest
 import torch
 
 from freetoken.core import choices
+from freetoken.core.interfaces import Routing
+from freetoken.core.machine import preset
 from freetoken.devices.cpu import CpuDevice
+from freetoken.devices.sim import SimDevice
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.policies.lru import POLICY as Lru
+from freetoken.experts.record import layout
 from freetoken.experts.setup import ExpertSetup
+from freetoken.quant.bf16 import FORMAT
 from tests.experts.build import EXACT, NUMERICS, config, inputs, tiny
 
 GEOMETRIES = [config(), config(3, 6, 3, 48, 64), config(1, 5, 1, 64, 8), config(2, 16, 4, 96, 80)]
@@ -40,3 +47,34 @@ def test_threads_never_change_a_bit(threads):
         x, routing = inputs(model, rows, rows)
         assert torch.equal(run(backend, 0, x, routing), made.reference(0, x, routing))
     backend.close()
+
+
+@pytest.mark.parametrize("name", ["fused", "cpu"])
+def test_in_exact_mode_a_row_depends_on_itself_alone(name):
+    model = config(1, 8, 3, 64, 64)
+    made = tiny(model)
+    backend = choices.load("freetoken.experts.backends", name).create(
+        ExpertSetup(model, made.bank, CpuDevice(), EXACT)
+    )
+    x, routing = inputs(model, 37, 1)
+    together = run(backend, 0, x.float(), routing)
+    for row in (0, 5, 36):
+        cut = slice(row, row + 1)
+        alone = run(backend, 0, x[cut].float(), Routing(routing.ids[cut], routing.weights[cut]))
+        assert torch.equal(alone[0], together[row])
+
+
+def test_layers_of_different_layouts_share_one_pool():
+    model = config(2, 8, 2, 32, 64)
+    made = tiny(model)
+    narrow = layout(32, 64, FORMAT, 8)
+    bank = ExpertBank([made.bank.layouts[0], narrow], [FORMAT, FORMAT], 8)
+    for (layer, expert), matrices in made.weights.items():
+        bank.put(layer, expert, *matrices)
+    made.bank = bank
+    setup = ExpertSetup(model, bank, SimDevice(preset("3090")), NUMERICS, policy=Lru(), num_slots=9)
+    backend = choices.load("freetoken.experts.backends", "hybrid").create(setup)
+    for step in range(6):
+        for layer in range(2):
+            x, routing = inputs(model, 3, 10 * step + layer)
+            assert torch.equal(run(backend, layer, x, routing), made.reference(layer, x, routing))

@@ -205,9 +205,20 @@ def test_the_recorder_sees_every_layer_step():
     assert seen == [(layer, (4, 3)) for _ in range(2) for layer in range(3)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_placement_never_changes_a_bit(data):
+    compare_placements(data)
+
+
+@pytest.mark.soak
+@settings(max_examples=1500, deadline=None)
+@given(st.data())
+def test_placement_never_changes_a_bit_over_many_draws(data):
+    compare_placements(data)
+
+
+def compare_placements(data):
     """Slots, seeds, threads, ring groups, resizes and batch sizes drawn at random."""
     draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     layers, experts = draw(1, 3), draw(6, 12)

@@ -58,8 +58,8 @@ def test_a_prefill_gives_the_plain_answer_in_every_backend(name, numerics):
         prefill(backend, made, 100, exact=numerics.exact)
 
 
-@pytest.mark.parametrize("slots", [6, 7, 10, 20, 36])
-@pytest.mark.parametrize("group", [0, 1, 2, 12])
+@pytest.mark.parametrize("slots", [6, 7, 20, 36])
+@pytest.mark.parametrize("group", [0, 2, 12])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_ring_size_and_slots_never_change_a_bit(slots, group, overlap):
     made = tiny(MODEL)

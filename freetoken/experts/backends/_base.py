@@ -78,8 +78,9 @@ class BaseBackend(ExpertBackend):
         """
         if not len(members) or first >= last:
             return
+        self.device.charge(*work.cost(members, last - first))
         plan, layer = work.plan, work.layer
-        for number, group in enumerate(plan.groups):
+        for number, group in enumerate(plan.groups if self.math.computes else ()):
             chosen = plan.group_of[members] == number
             places = plan.place_of[members[chosen]]
             if not len(places):
@@ -89,7 +90,6 @@ class BaseBackend(ExpertBackend):
             records = self.math.gather_records(view, index[chosen])
             partials = self.math.partials(layer, work.x, part, records, first, last)
             self.math.add(work.z, group, None if whole else places, partials, first)
-        self.device.charge(*work.cost(members, last - first))
 
 
 def everyone(plan: RowPlan) -> Ints:
