@@ -16,7 +16,7 @@ from torch import Tensor
 
 from freetoken.experts.abi import OK, POISONED, IoBlock
 from freetoken.experts.bank import ExpertBank
-from freetoken.experts.math import ExpertMath, sum_into
+from freetoken.experts.math import ExpertMath, pieces, sum_into
 from freetoken.experts.rows import BLOCK, EXACT_BLOCK, Group
 
 Words = NDArray[np.int32]
@@ -76,20 +76,21 @@ class CpuExecutor:
         experts = items[:, 0].astype(np.int64) % self._bank.num_experts
         row_list = torch.stack([rows[a : a + m] for a in items[:, 3].tolist()])
         group = Group(experts, row_list, 0, EXACT_BLOCK if self._math.exact else min(m, BLOCK))
-        records = self._math.gather_records(self._bank.layer(layer), experts)
-        partials = self._math.partials(layer, x, group, records, first, last)
-        n, tiles, start = len(items), last - first, int(items[0, 5])
-        each = m if first == 0 else tiles * m
-        if (np.diff(items[:, 5]) == each).all():
-            self._store(out[start : start + n * each], partials, first)
+        each = m if first == 0 else (last - first) * m
+        if not (np.diff(items[:, 5]) == each).all():
+            for one in np.split(items, len(items)):
+                self._run(layer, one, rows, x, out)
             return
-        for i, at in enumerate(items[:, 5].tolist()):
-            self._store(out[at : at + each], partials[:, i : i + 1], first)
-
-    def _store(self, out: Tensor, partials: Tensor, first: int) -> None:
-        """partials [t, n, M, H] into n neighbours of `out`: sums if the run starts at tile 0."""
-        tiles, n, m, hidden = partials.shape
-        if first == 0:
-            sum_into(out.view(n, m, hidden), partials, 0)
-        else:
-            out.view(n, tiles, m, hidden).copy_(partials.transpose(0, 1))
+        count, tiles = pieces(group, self._bank.layouts[layer], last - first)
+        for i in range(0, len(items), count):
+            part = group.part(np.arange(i, min(i + count, len(items))))
+            records = self._math.gather_records(self._bank.layer(layer), part.experts)
+            start = int(items[i, 5])
+            slab = out[start : start + len(part.experts) * each].view(len(part.experts), -1, m, out.shape[1])
+            for a in range(first, last, tiles):
+                b = min(last, a + tiles)
+                partials = self._math.partials(layer, x, part, records, a, b)
+                if first == 0:
+                    sum_into(slab[:, 0], partials, a)
+                else:
+                    slab[:, a - first : b - first].copy_(partials.transpose(0, 1))

@@ -15,12 +15,24 @@ from torch import Tensor
 from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import Numerics
 from freetoken.experts.bank import ExpertBank
+from freetoken.experts.record import RecordLayout
 from freetoken.experts.rows import Group, Ints, RowPlan, accumulate_routes, reduce_routes
 from freetoken.kernels.activation import NAMES
 from freetoken.kernels.expert_mlp import expert_mlp
 
 _MAX_ELEMENTS = 1 << 24
 _NOTHING = torch.empty(0, device="meta")
+
+
+def pieces(group: Group, layout: RecordLayout, tiles: int) -> tuple[int, int]:
+    """How many experts and tiles of a group to compute at once, so that temporaries stay small.
+
+    A piece's size never changes a bit: products are per tile, sums go on in tile order.
+    """
+    each = max(group.padded, 3 * layout.tile_width) * layout.hidden
+    if each * tiles <= _MAX_ELEMENTS:
+        return max(1, _MAX_ELEMENTS // (each * tiles)), tiles
+    return 1, max(1, _MAX_ELEMENTS // each)
 
 
 class ExpertMath(abc.ABC):

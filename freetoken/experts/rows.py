@@ -39,6 +39,10 @@ class Group:
     def padded(self) -> int:
         return int(self.rows.shape[1])
 
+    def part(self, places: Ints) -> Group:
+        """Some of the experts, without a place in the output."""
+        return Group(self.experts[places], self.rows[torch.from_numpy(places)], 0, self.block)
+
     def slab(self, z: Tensor) -> Tensor:
         """The group's part of the layer's output as [n, M, H], a view."""
         n, m = self.rows.shape

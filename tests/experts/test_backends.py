@@ -78,3 +78,16 @@ def test_layers_of_different_layouts_share_one_pool():
         for layer in range(2):
             x, routing = inputs(model, 3, 10 * step + layer)
             assert torch.equal(run(backend, layer, x, routing), made.reference(layer, x, routing))
+
+
+@pytest.mark.parametrize("limit", [1, 3000, 20000])
+@pytest.mark.parametrize("name", ["fused", "cpu", "hybrid"])
+def test_small_temporaries_never_change_a_bit(name, limit, monkeypatch):
+    monkeypatch.setattr("freetoken.experts.math._MAX_ELEMENTS", limit)
+    model = config(1, 8, 3, 48, 64)
+    made = tiny(model)
+    setup = ExpertSetup(model, made.bank, SimDevice(preset("3090")), NUMERICS, policy=Lru(), num_slots=8)
+    backend = choices.load("freetoken.experts.backends", name).create(setup)
+    for rows in (1, 9, 150):
+        x, routing = inputs(model, rows, rows)
+        assert torch.equal(run(backend, 0, x, routing), made.reference(0, x, routing))

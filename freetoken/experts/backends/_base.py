@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freetoken.core.batch import Batch
 from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
+from freetoken.experts.math import pieces
 from freetoken.experts.rows import Group, Ints, RowPlan, plan_rows
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
@@ -79,17 +80,26 @@ class BaseBackend(ExpertBackend):
         if not len(members) or first >= last:
             return
         self.device.charge(*work.cost(members, last - first))
-        plan, layer = work.plan, work.layer
-        for number, group in enumerate(plan.groups if self.math.computes else ()):
-            chosen = plan.group_of[members] == number
-            places = plan.place_of[members[chosen]]
-            if not len(places):
-                continue
-            whole = len(places) == len(group.experts)
-            part = group if whole else Group(group.experts[places], group.rows[places], 0, group.block)
-            records = self.math.gather_records(view, index[chosen])
-            partials = self.math.partials(layer, work.x, part, records, first, last)
-            self.math.add(work.z, group, None if whole else places, partials, first)
+        if not self.math.computes:
+            return
+        for number, group in enumerate(work.plan.groups):
+            chosen = work.plan.group_of[members] == number
+            places = work.plan.place_of[members[chosen]]
+            if len(places):
+                self._run_group(work, group, places, (view, index[chosen]), first, last)
+
+    def _run_group(
+        self, work: LayerWork, group: Group, places: Ints, where: tuple[Tensor, Ints], first: int, last: int
+    ) -> None:
+        view, index = where
+        experts, tiles = pieces(group, work.layout, last - first)
+        for i in range(0, len(places), experts):
+            some = places[i : i + experts]
+            part = group if len(some) == len(group.experts) else group.part(some)
+            records = self.math.gather_records(view, index[i : i + experts])
+            for a in range(first, last, tiles):
+                partials = self.math.partials(work.layer, work.x, part, records, a, min(last, a + tiles))
+                self.math.add(work.z, group, None if part is group else some, partials, a)
 
 
 def everyone(plan: RowPlan) -> Ints:
