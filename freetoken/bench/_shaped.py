@@ -19,6 +19,7 @@ from freetoken.bench.traces import DECODE, NO_ROUTING, PREFILL, Trace
 from freetoken.core import choices
 from freetoken.core.machine import Machine
 from freetoken.devices.sim import SimDevice
+from freetoken.experts.backends._resident import ResidentBackend
 from freetoken.experts.shape_only import Shape, ShapeOnly
 
 BACKENDS = "freetoken.experts.backends"
@@ -47,7 +48,10 @@ class Decoded:
 def open_model(
     machine: Machine, geometry: Geometry, mode: str, *, num_slots: int, policy: str, overlap: bool = True
 ) -> ShapeOnly:
-    """Build a mode: hybrid, offload, cpu, or static (placed by the prompt, misses on the CPU)."""
+    """Build a mode: hybrid, offload, cpu, or static (placed by the prompt, misses on the CPU).
+
+    Where the whole pool has slots, it is loaded before anything runs.
+    """
     backend = {"static": "hybrid"}.get(mode, mode)
     name = {"static": "static_prefill"}.get(mode, policy)
     options: dict[str, Any] = {"static": True} if mode == "static" else {}
@@ -63,7 +67,7 @@ def open_model(
         dense_params=geometry.dense_params,
         layer_fixed_s=LAYER_FIXED_S,
     )
-    return ShapeOnly(
+    model = ShapeOnly(
         shape,
         SimDevice(machine, phantom=True),
         make=choices.load(BACKENDS, backend).create,
@@ -72,6 +76,9 @@ def open_model(
         overlap=overlap,
         **options,
     )
+    if num_slots >= geometry.pool and isinstance(model.backend, ResidentBackend):
+        model.backend.preload(list(range(geometry.pool)))
+    return model
 
 
 def decode(model: ShapeOnly, trace: Trace, steps: int) -> Decoded:

@@ -63,6 +63,12 @@ def test_more_slots_never_slow_decode_down(small_routing):
     assert many.seconds < few.seconds
 
 
+def test_a_pool_that_has_slots_for_all_is_loaded_before_it_runs(small_routing):
+    model = opened("hybrid", num_slots=SMALL.pool)
+    assert model.stats.link_bytes >= 0.95 * SMALL.pool_bytes
+    assert _shaped.decode(model, small_routing, 12).misses < 0.1 * 12 * SMALL.token_cycle
+
+
 def test_prefill_without_a_second_buffer_takes_longer(small_routing):
     fast = _shaped.prefill(opened("hybrid"), small_routing, 2048)
     slow = _shaped.prefill(opened("hybrid", overlap=False), small_routing, 2048)
