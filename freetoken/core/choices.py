@@ -1,6 +1,6 @@
 """An axis is a folder and a choice is a file: this finds the files and loads one by name.
 
-Only composition roots (`engine/build`, the CLI's dispatcher, tests) may call `load`.
+Only who composes calls `load`: `engine/build`, the CLI, benches, a room over its own axis, tests.
 """
 
 from __future__ import annotations

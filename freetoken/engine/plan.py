@@ -20,6 +20,8 @@ HOST_KV_SHARE = 0.25
 GROWN_CONTEXTS = 4
 """Address range of the KV pool, in whole contexts: what it may grow to out of expert slots."""
 LRU_MIN_CYCLES = 1.5
+DEFAULT_POLICY = "two_speed"
+"""The fewest misses of all live policies on every recorded trace (docs/notes/policy-replay.md)."""
 
 
 @dataclass(frozen=True)
@@ -277,25 +279,9 @@ def _without_slots(sizes: Sizes) -> Sizes:
 
 
 def _policy(options: Options, facts: Facts, memory: Division, backend: str, reasons: list[str]) -> str:
-    if backend not in ("offload", "hybrid"):
-        return options.moe_policy or "lru"
+    if options.moe_policy or backend not in ("offload", "hybrid"):
+        return options.moe_policy or DEFAULT_POLICY
     cycles = (memory.num_slots - 1) / max(facts.experts_per_token, 1)
-    if options.moe_policy:
-        return options.moe_policy
     if cycles < LRU_MIN_CYCLES:
-        reasons.append(
-            f"policy decayed: {cycles:.1f} token cycles of slots, where plain LRU misses everything"
-        )
-    return "decayed"
-
-
-def resize_demand(plan: Plan, live_pages: int) -> Demand:
-    """What a live resize must keep: the pages in use, the states, and slots as the backend needs them."""
-    fixed = plan.backend in ("fused", "cpu")
-    return Demand(
-        num_states=plan.memory.num_states,
-        min_pages=max(live_pages, plan.min_pages),
-        max_pages=plan.max_pages,
-        num_slots=plan.memory.num_slots if fixed else None,
-        min_slots=plan.min_slots,
-    )
+        reasons.append(f"{cycles:.1f} token cycles of slots, where plain LRU would miss everything")
+    return DEFAULT_POLICY

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from freetoken.cache.pages import UnitAllocator
 from freetoken.core.errors import CapacityError
-from freetoken.core.interfaces import PrefixCache
+from freetoken.core.prefix import PrefixCache
 from freetoken.core.request import FinishReason, Request
 from freetoken.core.units import ceil_div
 
@@ -117,8 +117,7 @@ class Scheduler:
             self.waiting.remove(request)
 
     def _give_back(self, request: Request, *, keep: bool) -> None:
-        computed = request.tokens[: request.num_computed]
-        taken = set(self.cache.commit(computed, request.page_ids)) if keep else set()
+        taken: set[int] = set()
         self.pages.give_back(p for p in request.page_ids if p not in taken)
         request.page_ids.clear()
         if request.state_id > 0:
