@@ -285,3 +285,15 @@ def _policy(options: Options, facts: Facts, memory: Division, backend: str, reas
     if cycles < LRU_MIN_CYCLES:
         reasons.append(f"{cycles:.1f} token cycles of slots, where plain LRU would miss everything")
     return DEFAULT_POLICY
+
+
+def resize_demand(plan: Plan, live_pages: int) -> Demand:
+    """What a live resize must keep: the pages in use, the states, and slots as the backend needs them."""
+    fixed = plan.backend in ("fused", "cpu")
+    return Demand(
+        num_states=plan.memory.num_states,
+        min_pages=max(live_pages, plan.min_pages),
+        max_pages=plan.max_pages,
+        num_slots=plan.memory.num_slots if fixed else None,
+        min_slots=plan.min_slots,
+    )
