@@ -1,0 +1,4 @@
+"""Recipe, evaluation and routing traces of the demo model that FreeToken ships.
+
+Nothing in the package `freetoken` imports this folder; it only needs to run when the demo model is trained again.
+"""

@@ -1,0 +1,1 @@
+"""From freely licensed packages to plain text, word lists and tokens."""

@@ -1,0 +1,1 @@
+"""Held-out evaluation of a demo model on the CPU: tool calls, coding sessions, look-ups, perplexity, drafts, routing."""

@@ -1,0 +1,1 @@
+"""Training of the demo model on one GPU: rows, model, optimiser, two phases."""
