@@ -36,6 +36,7 @@ class RemoteSession:
     def __init__(self, host: str, port: int, model_name: str, api_key: str | None = None) -> None:
         self.host, self.port = _LOCAL.get(host, host), port
         self.model_name = model_name
+        self.max_model_len = 0
         self.api_key = api_key
 
     @property
@@ -72,6 +73,7 @@ def find_server(host: str, port: int, api_key: str | None = None) -> RemoteSessi
             return None
         listed = _get(session._connect(PROBE_S * 4), "/v1/models", headers)
         session.model_name = str(listed["data"][0]["id"])
+        session.max_model_len = int(listed["data"][0].get("max_model_len") or 0)
     except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError):
         return None
     return session

@@ -24,7 +24,7 @@ from freetoken.core.errors import ConfigError, FreeTokenError, nearest
 
 PACKAGE = "freetoken.cli"
 INTERRUPTED = 130
-ORDER = ("demo", "serve", "chat", "generate", "doctor", "config", "verify", "bench")
+ORDER = ("demo", "serve", "chat", "generate", "launch", "doctor", "config", "verify", "bench")
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,10 +68,17 @@ def commands() -> list[str]:
 
 
 def parse(prog: str, command: ModuleType, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse `argv` by the command's own arguments; an unknown flag names the nearest one."""
+    """Parse `argv` by the command's own arguments; an unknown flag names the nearest one.
+
+    What follows `--` goes to `args.rest`, if the command has given that a default.
+    """
     parser = Parser(prog, command.HELP)
     command.add_arguments(parser)
-    args, unknown = parser.parse_known_args(list(argv))
+    own, rest = list(argv), []
+    if parser.get_default("rest") is not None and "--" in own:
+        own, rest = own[: own.index("--")], own[own.index("--") + 1 :]
+    args, unknown = parser.parse_known_args(own)
+    args.rest = rest
     if unknown:
         flag = unknown[0].split("=")[0]
         hint = nearest(flag, parser.flags()) if flag.startswith("-") else ""

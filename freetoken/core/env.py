@@ -8,6 +8,8 @@ NO_COLOR, TERM=dumb   plain terminal output
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,14 @@ def option_values() -> dict[str, Any]:
             raise ConfigError(f"Unknown environment variable {key}.", code="unknown_option", hint=hint)
         out[name] = parse_value(name, os.environ[key], key)
     return out
+
+
+def names_matching(pattern: re.Pattern[str]) -> list[str]:
+    """Names of variables that are set and match, sorted. Values are never looked at."""
+    return sorted(name for name in os.environ if pattern.search(name))
+
+
+def child(removed: Iterable[str], added: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for a child: without `removed`, with `added`."""
+    dropped = set(removed)
+    return {name: value for name, value in os.environ.items() if name not in dropped} | dict(added)

@@ -171,8 +171,9 @@ class ScriptedLLM:
 
     def _submit(self, asked: Asked) -> ScriptedGeneration:
         time.sleep(self.submit_delay_s)
-        if asked.params.max_tokens is not None and asked.params.max_tokens > self.max_model_len:
-            raise ContextLengthError(PROMPT_TOKENS, self.max_model_len, max_tokens=asked.params.max_tokens)
+        wished = 0 if asked.params.clip_max_tokens else asked.params.max_tokens or 0
+        if wished > self.max_model_len:
+            raise ContextLengthError(PROMPT_TOKENS, self.max_model_len, max_tokens=wished)
         generation = ScriptedGeneration(self, self.script(asked))
         with self._lock:
             self.asked.append(asked)
