@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from freetoken.core.interfaces import Prefix, PrefixCache
+from freetoken.core.prefix import Committed, Prefix, PrefixCache
+from freetoken.core.request import IntArray
 
 
 class NullCache(PrefixCache):
-    def match(self, token_ids: np.ndarray) -> Prefix:
+    def match(self, token_ids: IntArray, limit: int, group: str = "") -> Prefix:
         return Prefix()
 
-    def commit(self, token_ids: np.ndarray, page_ids: Sequence[int]) -> Sequence[int]:
-        return ()
+    def commit(
+        self, prefix: Prefix, token_ids: IntArray, page_ids: Sequence[int], tail_page: int = -1
+    ) -> tuple[Prefix, Committed]:
+        return prefix, Committed(0, (), (tail_page,) if tail_page >= 0 else ())
 
     def release(self, prefix: Prefix) -> None:
-        return None
+        """Nothing is locked."""
 
     def evict(self, num_pages: int) -> Sequence[int]:
         return ()
-
-
-def create() -> NullCache:
-    return NullCache()

@@ -8,7 +8,6 @@ type of data only.
     WeightFormat, WeightSource       how weights are coded, where they are read from
     Model       a family's forward, layer by layer
     ExpertBackend, Policy            where routed experts are computed, what stays resident
-    PrefixCache                      which computed tokens can be used again
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class WeightFormat(abc.ABC):
         """Decode uint8 [..., tile_bytes] to gate, up, down_t, each [..., w, H]; views where possible."""
 
 
-# --- state, cache ---------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -267,35 +266,6 @@ class StateSpec:
     window: int | None = None
     resume: str = "any"
     page_sizes: tuple[int, ...] = (16,)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What a cache can give a prompt: `num_tokens` already computed, in `page_ids`, state included."""
-
-    num_tokens: int = 0
-    page_ids: tuple[int, ...] = ()
-    state_id: int = -1
-    node: Any = None
-
-
-class PrefixCache(abc.ABC):
-    """Computed tokens that can be used again. Ids only; never moves bytes."""
-
-    @abc.abstractmethod
-    def match(self, token_ids: np.ndarray) -> Prefix:
-        """Longest usable prefix; locks it until `release`."""
-
-    @abc.abstractmethod
-    def commit(self, token_ids: np.ndarray, page_ids: Sequence[int]) -> Sequence[int]:
-        """Offer computed pages; returns the ids the cache took over (the rest stays the caller's)."""
-
-    @abc.abstractmethod
-    def release(self, prefix: Prefix) -> None: ...
-
-    @abc.abstractmethod
-    def evict(self, num_pages: int) -> Sequence[int]:
-        """Give back up to `num_pages` page ids, least valuable first."""
 
 
 # --- experts --------------------------------------------------------------------------------
