@@ -2,6 +2,7 @@
 
 FREETOKEN_HOME        folder for config.toml, measured profiles and traces (default ~/.freetoken)
 FREETOKEN_<OPTION>    any option, in capitals: FREETOKEN_MOE_BACKEND=hybrid
+FREETOKEN_NATIVE_TIER instruction set of the native library: scalar, avx2, avx512, avx512_bf16, or off
 NO_COLOR, TERM=dumb   plain terminal output
 """
 
@@ -17,11 +18,16 @@ from freetoken.core.errors import ConfigError, nearest
 from freetoken.core.options import names, parse_value
 
 PREFIX = "FREETOKEN_"
-_OTHER = ("HOME",)
+_OTHER = ("HOME", "NATIVE_TIER")
 
 
 def home() -> Path:
     return Path(os.environ.get("FREETOKEN_HOME") or Path.home() / ".freetoken")
+
+
+def native_tier() -> str:
+    """The instruction-set tier to use, `off` for none, empty for the best one."""
+    return os.environ.get("FREETOKEN_NATIVE_TIER", "").strip().lower()
 
 
 def no_color() -> bool:

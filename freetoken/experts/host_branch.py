@@ -17,6 +17,7 @@ from torch import Tensor
 from freetoken.core.interfaces import Event, Stream
 from freetoken.experts.abi import IoBlock
 from freetoken.experts.cpu_executor import CpuExecutor
+from freetoken.experts.native_executor import NativeExecutor, native_layers
 from freetoken.experts.rows import padded_rows
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
@@ -39,7 +40,7 @@ class HostBranch:
         self._host = setup.device.stream("host")
         self._math = setup.arithmetic()
         self._io: IoBlock | None = None
-        self._executor: CpuExecutor | None = None
+        self._executor: CpuExecutor | NativeExecutor | None = None
         if not setup.bank.phantom:
             self._make_block(setup)
         self._rounds: list[list[HostJob]] = []
@@ -62,8 +63,13 @@ class HostBranch:
             max_tokens=tokens,
             out_rows=self._max_rows + tiles * widest,
         )
-        self._out = torch.zeros_like(self._io.out)
-        self._executor = CpuExecutor(setup.bank, self._math, setup.threads)
+        layers = native_layers(setup)
+        if layers:
+            self._out = self._io.out
+            self._executor = NativeExecutor(setup.bank, layers, setup.threads)
+        else:
+            self._out = torch.zeros_like(self._io.out)
+            self._executor = CpuExecutor(setup.bank, self._math, setup.threads)
 
     def start(self, work: LayerWork, jobs: list[HostJob]) -> None:
         """Launch `jobs`; nothing happens if there are none."""
@@ -106,8 +112,8 @@ class HostBranch:
             self._write(work, jobs, self._io)
         self._host.wait(self._compute.record())
         if self._io is not None and self._executor is not None and self._executor.serve(self._io, self._out):
-            used = self._used
-            self._host.copy(self._io.out[:used], self._out[:used])
+            if self._out is not self._io.out:
+                self._host.copy(self._io.out[: self._used], self._out[: self._used])
         num_bytes, flops = 0.0, 0.0
         for first, some in groupby(sorted(jobs, key=lambda j: j.first), key=lambda j: j.first):
             cost = work.cost(np.array([job.member for job in some]), work.layout.num_tiles - first)

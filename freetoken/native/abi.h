@@ -14,7 +14,8 @@
  *
  * WORK. An item is a run of tiles [first_tile, last_tile) of one expert over num_rows rows of the
  * row list. Its record starts at `source` (a HOST address; device addresses never appear here).
- *   first_tile == 0   one float32 sum [num_rows, H] over its tiles in ascending order, at out_row
+ *   first_tile == 0   one float32 sum [num_rows, H] over its tiles, at out_row; ascending, grouped in a way
+ *                     that depends on layout and num_rows alone
  *   first_tile > 0    the rest of an expert whose prefix the device computes: one float32 partial
  *                     [num_rows, H] per tile at out_row + (tile - first_tile) * num_rows, which the device
  *                     adds to its prefix one by one

@@ -29,10 +29,10 @@ RANK = {
     "cache": 6,
     "chat": 6,
     "devices": 6,
-    "native": 6,
-    "core": 7,
-    "__init__": 8,
-    "data": 8,
+    "native": 7,
+    "core": 8,
+    "__init__": 9,
+    "data": 9,
 }
 TORCH_FREE_ROOMS = ("cli", "api", "chat", "cache", "core")
 TORCH_FREE_FILES = tuple(f"engine/{name}.py" for name in ("scheduler", "budget", "plan", "stats"))

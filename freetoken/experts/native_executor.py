@@ -1,0 +1,106 @@
+"""The host executor behind the ABI page, by the native library: the fast twin of `cpu_executor`.
+
+Owns the translation of layouts, formats and activations, and a handle. Results don't depend on threads or
+schedule; against the torch executor they are bounded, not equal (class 2), so a simulated device, whose
+own part is torch, keeps torch on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from freetoken.core.errors import DeviceError
+from freetoken.experts.abi import OK, POISONED, IoBlock
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.setup import ExpertSetup
+from freetoken.native.library import GELU, GELU_TANH, RELU, SWIGLU, Layer, library
+
+DEADLINE_S = 10.0
+"""A worker that answers nothing for so long is stuck: a chunk takes milliseconds."""
+_ACTIVATIONS: Mapping[str, int] = {
+    "silu": SWIGLU,
+    "swish": SWIGLU,
+    "gelu": GELU,
+    "gelu_pytorch_tanh": GELU_TANH,
+    "relu": RELU,
+}
+
+
+def native_layers(setup: ExpertSetup) -> list[Layer]:
+    """Every layer as the library reads it; empty if it can't or shouldn't compute one of them."""
+    device, lib = setup.device, library()
+    simulated = device.owns_memory and device.in_host_memory
+    if lib is None or simulated or setup.numerics.exact or setup.bank.phantom or setup.math is not None:
+        return []
+    assert setup.config.moe is not None
+    kind = _ACTIVATIONS.get(setup.config.moe.activation, -1)
+    layers = [describe(setup.bank, layer, kind) for layer in range(setup.bank.num_layers)]
+    return [one for one in layers if one is not None] if kind >= 0 and all(layers) else []
+
+
+def describe(bank: ExpertBank, layer: int, activation: int = SWIGLU) -> Layer | None:
+    """The library's view of a layer's records; None if it doesn't read their format or shape."""
+    lib, one, name = library(), bank.layouts[layer], bank.formats[layer].name
+    if lib is None or lib.tile_bytes(name, one.tile_width, one.hidden) != one.code_bytes:
+        return None
+    return Layer(
+        format=lib.formats.index(name),
+        activation=activation,
+        hidden=one.hidden,
+        tile_width=one.tile_width,
+        num_tiles=one.num_tiles,
+        num_experts=bank.num_experts,
+        tile_bytes=one.tile_bytes,
+        tiles_offset=one.tiles_offset,
+        record_bytes=one.record_bytes,
+        records=bank.layer(layer).data_ptr(),
+        alpha=1.0,
+        limit=float("inf"),
+    )
+
+
+class NativeExecutor:
+    """Runs one request at a time on the process's pool of `threads` threads, the caller among them."""
+
+    def __init__(self, bank: ExpertBank, layers: list[Layer], threads: int = 1, tier: str = "") -> None:
+        lib = library()
+        assert lib is not None
+        self._lib, self._bank = lib, bank  # the bank's memory must outlive the handle
+        self.threads = max(1, threads)
+        lib.start(self.threads)
+        self._handle = lib.new_executor(layers, tier)
+        assert self._handle
+        self._served = 0
+        self.deadline_s = DEADLINE_S
+
+    def serve(self, io: IoBlock, out: Tensor) -> bool:
+        """Answer the request in `io`; `out` float32 [out_rows, H] receives the results.
+
+        Returns False if no new request is visible or the block is poisoned. DeviceError if a worker doesn't
+        finish in time: the block is poisoned then, and `out` must not be reused before the worker is back.
+        """
+        head = io.header
+        if head.request.sequence <= self._served:
+            return False
+        self._served = head.request.sequence
+        deadline_ms = int(self.deadline_s * 1000)
+        status = self._lib.serve(self._handle, io.bytes.data_ptr(), out.data_ptr(), deadline_ms)
+        head.reply.status = status
+        if status == POISONED:
+            return False
+        if status != OK:
+            head.poison.word = 1
+            raise DeviceError(
+                f"The CPU's workers did not finish a layer within {self.deadline_s:g} s.",
+                code="device_deadline",
+                hint="Look for a process that takes the cores, then restart the engine.",
+            )
+        head.reply.done = self._served
+        return True
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, 0
+        if handle:
+            self._lib.free_executor(handle)

@@ -1,0 +1,79 @@
+/* The C surface of the native library, called through ctypes by native/library.py. No torch, no CUDA.
+ *
+ * Pointers are host addresses. Nothing here keeps a pointer beyond the call, except ft_executor_new, which
+ * copies the layers but not the records that they point to. One pool of workers serves the process; a
+ * call that finds it busy computes alone, with the same bits. */
+#ifndef FREETOKEN_API_H
+#define FREETOKEN_API_H
+
+#include <stdint.h>
+
+#include "abi.h"
+
+#if defined(_WIN32)
+#define FT_API __declspec(dllexport)
+#else
+#define FT_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FT_API_VERSION 1
+
+enum ft_activation { FT_SWIGLU = 0, FT_GELU = 1, FT_GELU_TANH = 2, FT_RELU = 3 };
+
+/* How the records of one MoE layer lie, and what they compute. The mirror is native/library.py. */
+typedef struct ft_layer {
+  uint32_t format; /* index into ft_formats() */
+  uint32_t activation;
+  uint32_t hidden;     /* H */
+  uint32_t tile_width; /* columns of I in a tile */
+  uint32_t num_tiles;
+  uint32_t num_experts;
+  uint64_t tile_bytes;
+  uint64_t tiles_offset;
+  uint64_t record_bytes;
+  uint64_t records; /* address of expert 0's record, for items without a source; 0 = none */
+  float alpha;      /* FT_SWIGLU: g' sigmoid(alpha g') u', g' = min(g, limit), */
+  float limit;      /*            u' = clamp(u, -limit, limit) + up_offset     */
+  float up_offset;
+  uint32_t reserved;
+} ft_layer;
+
+typedef struct ft_executor ft_executor;
+
+FT_API int ft_api_version(void);
+FT_API const char* ft_tiers(void);   /* tiers that this CPU runs, slowest first, space-separated */
+FT_API const char* ft_formats(void); /* weight formats by index, space-separated */
+/* Bytes of a tile as this library reads it; 0 if the shape can't be. */
+FT_API uint64_t ft_tile_bytes(int format, uint32_t tile_width, uint32_t hidden);
+
+/* Set the pool to `threads` threads, the caller being one; cpus restricts the others (num_cpus 0: not). */
+FT_API int ft_pool_start(int threads, const int* cpus, int num_cpus);
+FT_API int ft_pool_threads(void);
+/* Fault hook: worker `worker` (0 = the caller) takes percent/100 times as long, then stalls once. */
+FT_API void ft_pool_fault(int worker, int percent, int stall_ms);
+
+FT_API ft_executor* ft_executor_new(int tier, const ft_layer* layers, int num_layers);
+/* Answer the request in io (see abi.h) into out. Returns ft_status; FT_FAILED after deadline_ms without an
+ * end, and as long as a worker of that request still runs. */
+FT_API int ft_executor_serve(ft_executor*, const ft_io* io, float* out, uint32_t deadline_ms);
+FT_API void ft_executor_free(ft_executor*);
+
+/* y [rows, n] = x [rows, k] w[n, k]^T + bias; all of dtype (ft_dtype), sums in float32, one rounding. */
+FT_API int ft_linear(int tier, int dtype, const void* x, const void* w, const void* bias, void* y,
+                     int64_t rows, int64_t n, int64_t k);
+
+/* Read num_bytes with all threads; the returned sum keeps the reads alive. */
+FT_API uint64_t ft_read(int tier, const void* data, uint64_t num_bytes);
+/* Do nothing on all threads `count` times: what one dispatch costs. */
+FT_API int ft_pool_ping(int count);
+/* Ask for huge pages under [data, data + num_bytes). Returns 0 if the system agreed. */
+FT_API int ft_advise_huge(void* data, uint64_t num_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,242 @@
+// Tiles of an expert over a few rows: gate and up as dot products along H, down as lanes over H.
+//
+// A format gives a class over one tile's bytes:
+//   X                                        how it wants x and the middle: float, or uint16_t (bf16)
+//   Format(const ft_layer&, const uint8_t*)  a view of the tile
+//   columns<R, C>(i, x, xs, g, u, gs)        g and u of columns [i, i + C) for R rows
+//   down<R>(i0, i1, h, n, mid, ms, out, os)  out[r][h..h+n) (+)= sum of columns [i0, i1), ascending
+// ORDER. A dot is one chain of vector sums along H and one fixed tree over its lanes; down is one chain over
+// the columns. Neither depends on R, C or on how rows and columns are grouped: a row has the same bits alone
+// and in a batch.
+#pragma once
+#include "activation.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace FT_NS {
+
+#if defined(FT_AVX512)
+constexpr int RMAX = 6, CMAX = 2;
+#elif defined(FT_AVX2)
+constexpr int RMAX = 2, CMAX = 2;
+#else
+constexpr int RMAX = 2, CMAX = 1;
+#endif
+constexpr int AHEAD = 4096;   // prefetch distance along a row, bytes
+constexpr int STEP = 32;      // elements of H that one step of a plain row takes
+constexpr int STREAMS = 4;    // rows of down that are walked side by side for a single row of x
+
+FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) + 32; }
+
+// Call f.op<R>() for groups of rows; written once here so that engines stay short.
+#define FT_ROW_GROUPS(rows, CALL)                     \
+  for (int r = 0; r < (rows);) {                      \
+    const int left = (rows) - r;                      \
+    if (RMAX >= 6 && left >= 6) { CALL(6); r += 6; }  \
+    else if (RMAX >= 4 && left >= 4) { CALL(4); r += 4; } \
+    else if (RMAX >= 2 && left >= 2) { CALL(2); r += 2; } \
+    else { CALL(1); r += 1; }                         \
+  }
+
+// --- x --------------------------------------------------------------------------------------------
+
+FT_INLINE void widen(const void* x, int dtype, int64_t at, int64_t width, float* out) {
+  int64_t k = 0;
+  if (dtype == FT_BF16) {
+    const uint16_t* p = (const uint16_t*)x + at;
+    for (; k + W <= width; k += W) store(out + k, from_bf16(p + k));
+    for (; k < width; k++) out[k] = bf16_to_float(p[k]);
+  } else if (dtype == FT_F16) {
+    const uint16_t* p = (const uint16_t*)x + at;
+    for (; k + W <= width; k += W) store(out + k, from_f16(p + k));
+    for (; k < width; k++) out[k] = f16_to_float(p[k]);
+  } else {
+    memcpy(out, (const float*)x + at, width * sizeof(float));
+  }
+}
+
+// Gather rows of x, zero to the end of each padded row.
+[[maybe_unused]] static void gather(const TileJob& job, int num_rows, int64_t stride, float* out) {
+  const int64_t width = job.layer->hidden;
+  for (int r = 0; r < num_rows; r++, out += stride) {
+    memset(out + width, 0, (stride - width) * sizeof(float));
+    if (job.rows[r] < 0) memset(out, 0, width * sizeof(float));
+    else widen(job.x, job.x_dtype, job.rows[r] * width, width, out);
+  }
+}
+[[maybe_unused]] static void gather(const TileJob& job, int num_rows, int64_t stride, uint16_t* out) {
+  const int64_t width = job.layer->hidden;
+  for (int r = 0; r < num_rows; r++, out += stride) {
+    memset(out + width, 0, (stride - width) * 2);
+    if (job.rows[r] < 0) memset(out, 0, width * 2);
+    else memcpy(out, (const uint16_t*)job.x + job.rows[r] * width, width * 2);
+  }
+}
+
+FT_INLINE void to_x(const float* from, float* to, int n) { (void)from, (void)to, (void)n; }
+FT_INLINE void to_x(const float* from, uint16_t* to, int n) {
+  for (int i = 0; i < n; i++) to[i] = (uint16_t)(float_to_bits(from[i]) >> 16);  // rounded before
+}
+FT_INLINE float* middle(float* g, float*) { return g; }
+FT_INLINE uint16_t* middle(float*, uint16_t* own) { return own; }
+
+// --- a tile ---------------------------------------------------------------------------------------
+
+template <class Format>
+static void gate_up(const Format& f, int w, int num_rows, const typename Format::X* x, int64_t xs, float* g,
+                    float* u, int64_t gs) {
+  int i = 0;
+  if (CMAX >= 2 && num_rows > 2)
+    for (; i + 2 <= w; i += 2) {
+#define FT_CALL(R) f.template columns<R, CMAX>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
+      FT_ROW_GROUPS(num_rows, FT_CALL)
+#undef FT_CALL
+    }
+  for (; i < w; i++) {
+#define FT_CALL(R) f.template columns<R, 1>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
+    FT_ROW_GROUPS(num_rows, FT_CALL)
+#undef FT_CALL
+  }
+}
+
+template <class Format>
+static void down(const Format& f, int w, int h_size, int num_rows, const typename Format::X* mid, int64_t ms,
+                 float* out, bool first) {
+  const int group = num_rows == 1 ? (int)ft_align(STREAMS, Format::GROUP) : w;
+  for (int i = 0; i < w; i += group) {
+    const int end = i + group < w ? i + group : w;
+    const bool fresh = first && i == 0;
+    for (int h = 0; h < h_size; h += STEP) {
+      const int n = h_size - h < STEP ? h_size - h : STEP;
+#define FT_CALL(R) \
+  f.template down<R>(i, end, h, n, mid + r * ms, ms, out + (int64_t)r * h_size + h, h_size, fresh)
+      FT_ROW_GROUPS(num_rows, FT_CALL)
+#undef FT_CALL
+    }
+  }
+}
+
+template <class Format>
+static void run_tiles(const TileJob& job) {
+  typedef typename Format::X X;
+  const ft_layer& l = *job.layer;
+  const int h = (int)l.hidden, w = (int)l.tile_width;
+  int rows = job.num_rows;
+  while (rows > 0 && job.rows[rows - 1] < 0) rows--;
+  if (rows < job.num_rows)
+    memset(job.out + (int64_t)rows * h, 0, (int64_t)(job.num_rows - rows) * h * sizeof(float));
+  if (!rows) return;
+  const int64_t xs = x_stride(h), gs = (int64_t)ft_align(w, 64);
+  float* g = (float*)job.scratch;
+  float* u = g + FT_ROWS * gs;
+  X* own = (X*)(u + FT_ROWS * gs);
+  X* x = (X*)((float*)own + FT_ROWS * gs);
+  gather(job, rows, xs, x);
+  X* mid = middle(g, own);
+  for (int t = job.first; t < job.last; t++) {
+    Format f(l, job.record + l.tiles_offset + t * l.tile_bytes);
+    gate_up(f, w, rows, x, xs, g, u, gs);
+    activate(l, job.x_dtype, g, u, (int)(rows * gs));
+    to_x(g, mid, (int)(rows * gs));
+    down(f, w, h, rows, mid, gs, job.out, t == job.first);
+  }
+}
+
+// --- plain rows -----------------------------------------------------------------------------------
+
+// R rows of x times C rows of plain weights, `stride` elements apart. T is the stored type.
+template <class T, F (*Convert)(const T*), int R, int C>
+FT_INLINE void plain_dots(const T* const (&rows)[C], const float* x, int64_t xs, int64_t width,
+                          float (&out)[C][R]) {
+  F acc[C][R];
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) acc[c][r] = zero();
+  int64_t k = 0;
+  for (; k + STEP <= width; k += STEP) {
+    for (int c = 0; c < C; c++)
+      for (int b = 0; b < STEP * (int)sizeof(T); b += 64) FT_PREFETCH((const char*)(rows[c] + k) + AHEAD + b);
+    for (int v = 0; v < STEP; v += W)
+      for (int c = 0; c < C; c++) {
+        F weight = Convert(rows[c] + k + v);
+        for (int r = 0; r < R; r++) acc[c][r] = fma(weight, load(x + r * xs + k + v), acc[c][r]);
+      }
+  }
+  for (; k < width; k += W) {
+    const int n = width - k < W ? (int)(width - k) : W;
+    for (int c = 0; c < C; c++) {
+      F weight = n < W ? load_some<T, Convert>(rows[c] + k, n) : Convert(rows[c] + k);
+      for (int r = 0; r < R; r++) acc[c][r] = fma(weight, load(x + r * xs + k), acc[c][r]);
+    }
+  }
+  for (int c = 0; c < C; c++)
+    for (int r = 0; r < R; r++) out[c][r] = sum(acc[c][r]);
+}
+
+// gate [w, H], up [w, H], down [w, H] of one stored type.
+template <class T, F (*Convert)(const T*)>
+struct Plain {
+  typedef float X;
+  static constexpr int GROUP = 1;
+  const T *gate, *up, *down_t;
+  int64_t hidden;
+
+  Plain(const ft_layer& l, const uint8_t* tile) : hidden(l.hidden) {
+    gate = (const T*)tile;
+    up = gate + (int64_t)l.tile_width * hidden;
+    down_t = up + (int64_t)l.tile_width * hidden;
+  }
+
+  template <int R, int C>
+  FT_INLINE_MEMBER void columns(int i, const float* x, int64_t xs, float* g, float* u, int64_t gs) const {
+    const T* rows[2 * C];
+    for (int c = 0; c < C; c++) {
+      rows[2 * c] = gate + (i + c) * hidden;
+      rows[2 * c + 1] = up + (i + c) * hidden;
+    }
+    float dots[2 * C][R];
+    plain_dots<T, Convert, R, 2 * C>(rows, x, xs, hidden, dots);
+    for (int c = 0; c < C; c++)
+      for (int r = 0; r < R; r++) {
+        g[r * gs + c] = dots[2 * c][r];
+        u[r * gs + c] = dots[2 * c + 1][r];
+      }
+  }
+
+  template <int R>
+  FT_INLINE_MEMBER void down(int i0, int i1, int h, int n, const float* mid, int64_t ms, float* out,
+                             int64_t os, bool fresh) const {
+    const T* w = down_t + i0 * hidden + h;
+    if (n == STEP) {
+      constexpr int V = STEP / W;
+      F acc[R][V];
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) acc[r][v] = fresh ? zero() : load(out + r * os + v * W);
+      for (int i = i0; i < i1; i++, w += hidden) {
+        for (int b = 0; b < STEP * (int)sizeof(T); b += 64) FT_PREFETCH((const char*)w + AHEAD / 4 + b);
+        for (int v = 0; v < V; v++) {
+          F weight = Convert(w + v * W);
+          for (int r = 0; r < R; r++) acc[r][v] = fma(set1(mid[r * ms + i]), weight, acc[r][v]);
+        }
+      }
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(out + r * os + v * W, acc[r][v]);
+      return;
+    }
+    for (int k = 0; k < n; k += W) {
+      const int some = n - k < W ? n - k : W;
+      for (int r = 0; r < R; r++) {
+        F acc = fresh ? zero() : load_some<float, from_f32>(out + r * os + k, some);
+        for (int i = i0; i < i1; i++)
+          acc = fma(set1(mid[r * ms + i]), load_some<T, Convert>(w + (i - i0) * hidden + k, some), acc);
+        store_some(out + r * os + k, acc, some);
+      }
+    }
+  }
+};
+
+template <class T>
+static uint64_t plain_bytes(uint32_t w, uint32_t h) {
+  return 3ull * w * h * sizeof(T);
+}
+
+}  // namespace FT_NS

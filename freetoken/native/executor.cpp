@@ -1,0 +1,197 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ft {
+
+namespace {
+constexpr uint64_t CHUNK_BYTES = 128 << 10;    // what is worth a ticket
+constexpr uint32_t MOST_CHUNKS = 64, FEW_CHUNKS = 8, FEW_ROWS = 4;
+constexpr size_t WAVE_FLOATS = 16 << 20;       // partials held at a time: 64 MiB
+constexpr int64_t SLAB = 512;                  // floats that one ticket adds up
+uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
+}  // namespace
+
+uint32_t chunk_tiles(const ft_layer& l, uint32_t rows) {
+  rows = std::min<uint32_t>(rows, FT_ROWS);
+  uint32_t tiles = std::max(1u, ceil_div(CHUNK_BYTES, l.tile_bytes));
+  if (rows > 1)  // a partial is at most about an eighth of the 16-bit weights it comes from
+    tiles = std::max(tiles, ceil_div(16ull * rows, 3ull * l.tile_width));
+  tiles = std::max(tiles, ceil_div(l.num_tiles, rows > FEW_ROWS ? FEW_CHUNKS : MOST_CHUNKS));
+  return std::min(tiles, l.num_tiles);
+}
+
+// --- a wave ---------------------------------------------------------------------------------------
+
+void Executor::Wave::compute(int worker, Chunk& chunk) {
+  Pool& pool = Pool::instance();
+  const bool faulty = pooled && pool.has_faults();
+  const uint64_t began = faulty ? now_ns() : 0;
+  if (pooled) {
+    chunk.tiles.scratch = pool.scratch(worker, scratch);
+  } else {
+    own_scratch.resize(scratch + 64);
+    chunk.tiles.scratch = (uint8_t*)ft_align((uint64_t)own_scratch.data(), 64);
+  }
+  kernels->formats[chunk.tiles.layer->format]->run(chunk.tiles);
+  if (faulty) pool.suffer(worker, now_ns() - began);
+  done[chunk.owner].fetch_add(1, std::memory_order_release);
+}
+
+// Chunks are taken in order, so what a slab waits for is already in somebody's hands.
+bool Executor::Wave::wait_for(uint32_t owner) {
+  uint64_t until = 0;
+  for (uint32_t turn = 1; done[owner].load(std::memory_order_acquire) < blocks[owner].num_parts; turn++) {
+    pause();
+    if (turn % 64) continue;
+    if (abandoned.load(std::memory_order_relaxed)) return false;
+    const uint64_t now = now_ns();
+    if (!until) until = now + deadline_ms * 1000000ull;
+    if (now > until) {
+      abandoned.store(true);
+      return false;
+    }
+    if (turn > 4096) std::this_thread::yield();
+  }
+  return true;
+}
+
+void Executor::Wave::work(int worker) {
+  const uint32_t total = (uint32_t)(chunks.size() + slabs.size());
+  for (;;) {
+    const uint32_t ticket = next.fetch_add(1, std::memory_order_relaxed);
+    if (ticket >= total || abandoned.load(std::memory_order_relaxed)) return;
+    if (poison->load(std::memory_order_relaxed)) {
+      abandoned.store(true);
+      return;
+    }
+    if (ticket < chunks.size()) {
+      compute(worker, chunks[ticket]);
+      continue;
+    }
+    const Slab& slab = slabs[ticket - chunks.size()];
+    if (!wait_for(slab.owner)) return;
+    const Block& b = blocks[slab.owner];
+    kernels->sum(b.total + slab.first, b.parts + slab.first, b.num_parts, b.count, slab.count);
+  }
+}
+
+// --- a request ------------------------------------------------------------------------------------
+
+size_t Executor::parts_of(const ft_layer& layer, const ft_item& item) const {
+  if (item.first_tile > 0) return 0;
+  const uint32_t chunks = ceil_div(item.last_tile, chunk_tiles(layer, item.num_rows));
+  return chunks > 1 ? (size_t)chunks * item.num_rows * layer.hidden : 0;
+}
+
+void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out,
+                         size_t& used) {
+  Wave& wave = *job_;
+  const uint32_t tiles = whole.last;
+  const uint32_t parts = ceil_div(tiles, step), owner = (uint32_t)wave.blocks.size();
+  const int64_t count = (int64_t)whole.num_rows * layer.hidden;
+  float* first = parts > 1 ? wave.parts.data() + used : out;
+  wave.blocks.push_back({out, first, parts, count});
+  for (uint32_t part = 0; part < parts; part++) {
+    TileJob job = whole;
+    job.first = (int)(part * step);
+    job.last = (int)std::min(tiles, (part + 1) * step);
+    job.out = first + part * count;
+    wave.chunks.push_back({job, owner});
+  }
+  if (parts == 1) return;
+  used += (size_t)parts * count;
+  for (int64_t at = 0; at < count; at += SLAB)
+    wave.slabs.push_back({owner, at, std::min(SLAB, count - at)});
+}
+
+void Executor::add_item(const ft_io& io, const ft_layer& layer, const ft_item& item, float* out, size_t& used) {
+  const uint8_t* base = (const uint8_t*)&io;
+  const uint64_t local = (uint64_t)item.expert % layer.num_experts;
+  TileJob job{};
+  job.layer = &layer;
+  job.record = item.source ? (const uint8_t*)item.source
+                           : (const uint8_t*)layer.records + local * layer.record_bytes;
+  job.x = base + io.layout.x_offset;
+  job.x_dtype = (int)io.layout.x_dtype;
+  const int32_t* rows = (const int32_t*)(base + io.layout.rows_offset) + item.first_row;
+  const int64_t hidden = layer.hidden;
+  const uint32_t step = chunk_tiles(layer, (uint32_t)item.num_rows);
+  for (int at = 0; at < item.num_rows; at += FT_ROWS) {
+    job.rows = rows + at;
+    job.num_rows = std::min(FT_ROWS, item.num_rows - at);
+    if (item.first_tile == 0) {
+      job.first = 0;
+      job.last = item.last_tile;
+      add_block(layer, job, step, out + (item.out_row + at) * hidden, used);
+      continue;
+    }
+    for (int t = item.first_tile; t < item.last_tile; t++) {
+      job.first = t;
+      job.last = t + 1;
+      job.out = out + (item.out_row + (int64_t)(t - item.first_tile) * item.num_rows + at) * hidden;
+      job_->blocks.push_back({job.out, job.out, 1, (int64_t)job.num_rows * hidden});
+      job_->chunks.push_back({job, (uint32_t)job_->blocks.size() - 1});
+    }
+  }
+}
+
+bool Executor::run_wave(uint32_t deadline_ms) {
+  Wave& wave = *job_;
+  if (wave.chunks.empty()) return true;
+  if (wave.done_size < wave.blocks.size()) {
+    wave.done_size = 2 * wave.blocks.size();
+    wave.done.reset(new std::atomic<uint32_t>[wave.done_size]);
+  }
+  for (size_t i = 0; i < wave.blocks.size(); i++) wave.done[i].store(0, std::memory_order_relaxed);
+  wave.next.store(0);
+  wave.abandoned.store(false);
+  wave.deadline_ms = deadline_ms;
+  Pool& pool = Pool::instance();
+  bool done = true;
+  wave.pooled = pool.threads() > 1 && pool.acquire();
+  if (wave.pooled) {
+    done = pool.run(wave, deadline_ms);
+    stuck_ = !done;
+    pool.release();
+  } else {
+    wave.work(0);
+  }
+  return done && !wave.abandoned.load();
+}
+
+int Executor::serve(const ft_io& io, float* out, uint32_t deadline_ms) {
+  if (!idle(deadline_ms)) return FT_FAILED;
+  const uint8_t* base = (const uint8_t*)&io;
+  Wave& wave = *job_;
+  const auto* poison = (const std::atomic<uint32_t>*)&io.poison.word;
+  if (poison->load(std::memory_order_acquire)) return FT_POISONED;
+  if (io.layout.magic != FT_ABI_MAGIC || io.layout.version != FT_ABI_VERSION) return FT_FAILED;
+  if (io.request.layer >= layers_.size()) return FT_FAILED;
+  const ft_layer& layer = layers_[io.request.layer];
+  const ft_item* items = (const ft_item*)(base + io.layout.items_offset);
+  wave.kernels = &kernels_;
+  wave.poison = poison;
+  wave.scratch = scratch_bytes(layer.hidden, layer.tile_width);
+  for (uint32_t i = 0; i < io.request.num_items;) {
+    size_t parts = 0, used = 0;
+    uint32_t end = i;
+    do parts += parts_of(layer, items[end]);
+    while (++end < io.request.num_items && parts + parts_of(layer, items[end]) <= WAVE_FLOATS);
+    if (wave.parts.size() < parts) wave.parts = std::vector<float>(parts);
+    wave.chunks.clear();
+    wave.blocks.clear();
+    wave.slabs.clear();
+    for (; i < end; i++) add_item(io, layer, items[i], out, used);
+    if (!run_wave(deadline_ms)) return poison->load() ? FT_POISONED : FT_FAILED;
+  }
+  return FT_OK;
+}
+
+bool Executor::idle(uint32_t deadline_ms) {
+  if (stuck_ && Pool::instance().quiet(deadline_ms)) stuck_ = false;
+  return !stuck_;
+}
+
+}  // namespace ft

@@ -1,0 +1,76 @@
+// Answers IO blocks (abi.h): items become chunks, chunks become ordered sums.
+//
+// A chunk is a run of tiles of one item over up to FT_ROWS of its rows. Where chunks end depends on the
+// layer's geometry and the item's row count alone; workers take them in any order. Each writes a float32
+// partial of its own, and the partials of an item are added in ascending order, by slabs of columns, once
+// all of them are there. So neither thread count nor schedule nor other items change a bit.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace ft {
+
+// Where chunks of `rows` rows end: tiles per chunk.
+uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows);
+
+class Executor {
+ public:
+  Executor(const TierKernels& kernels, const ft_layer* layers, int num_layers)
+      : kernels_(kernels), layers_(layers, layers + num_layers), job_(std::make_shared<Wave>()) {}
+
+  int serve(const ft_io& io, float* out, uint32_t deadline_ms);
+  // False if a worker is still inside; the object must then live on.
+  bool idle(uint32_t deadline_ms);
+
+ private:
+  struct Chunk {
+    TileJob tiles;
+    uint32_t owner;  // index of its Block
+  };
+  // Up to FT_ROWS rows of one item whose chunks' partials are added.
+  struct Block {
+    float* total;
+    const float* parts;
+    uint32_t num_parts;
+    int64_t count;  // floats of one part
+  };
+  struct Slab {
+    uint32_t owner;
+    int64_t first, count;
+  };
+  struct Wave : Job {
+    void work(int worker) override;
+    void compute(int worker, Chunk& chunk);
+    bool wait_for(uint32_t owner);
+
+    const TierKernels* kernels = nullptr;
+    const std::atomic<uint32_t>* poison = nullptr;
+    std::vector<Chunk> chunks;
+    std::vector<Block> blocks;
+    std::vector<Slab> slabs;
+    std::unique_ptr<std::atomic<uint32_t>[]> done;  // chunks of each block that are there
+    size_t done_size = 0, scratch = 0;
+    std::atomic<uint32_t> next{0};
+    std::atomic<bool> abandoned{false};
+    uint32_t deadline_ms = 0;
+    bool pooled = false;
+    std::vector<uint8_t> own_scratch;
+    std::vector<float> parts;
+  };
+
+  void add_item(const ft_io& io, const ft_layer& layer, const ft_item& item, float* out, size_t& used);
+  void add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out, size_t& used);
+  size_t parts_of(const ft_layer& layer, const ft_item& item) const;
+  bool run_wave(uint32_t deadline_ms);
+
+  const TierKernels& kernels_;
+  std::vector<ft_layer> layers_;
+  std::shared_ptr<Wave> job_;
+  bool stuck_ = false;  // a worker was still inside when a request was given up
+};
+
+}  // namespace ft

@@ -1,0 +1,112 @@
+// bfloat16 weights. Where the CPU multiplies bfloat16 pairs, x stays bfloat16 and so do the products' inputs:
+// a pair's products are exact, their sums are float32. Down pairs two columns of one lane.
+#include "../engine.h"
+
+namespace FT_NS {
+
+#if defined(FT_BF16_DOT)
+
+FT_INLINE F dot2(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
+FT_INLINE I load16(const uint16_t* p) { return _mm512_loadu_si512(p); }
+FT_INLINE I load16_some(const uint16_t* p, int n) {
+  return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p);
+}
+
+struct Pairs {
+  typedef uint16_t X;
+  static constexpr int GROUP = 2;
+  const uint16_t *gate, *up, *down_t;
+  int64_t hidden;
+
+  Pairs(const ft_layer& l, const uint8_t* tile) : hidden(l.hidden) {
+    gate = (const uint16_t*)tile;
+    up = gate + (int64_t)l.tile_width * hidden;
+    down_t = up + (int64_t)l.tile_width * hidden;
+  }
+
+  template <int R, int C>
+  FT_INLINE_MEMBER void columns(int i, const uint16_t* x, int64_t xs, float* g, float* u, int64_t gs) const {
+    const uint16_t* rows[2 * C];
+    F acc[2 * C][R];
+    for (int c = 0; c < C; c++) {
+      rows[2 * c] = gate + (i + c) * hidden;
+      rows[2 * c + 1] = up + (i + c) * hidden;
+    }
+    for (int c = 0; c < 2 * C; c++)
+      for (int r = 0; r < R; r++) acc[c][r] = zero();
+    int64_t k = 0;
+    for (; k + 32 <= hidden; k += 32)
+      for (int c = 0; c < 2 * C; c++) {
+        FT_PREFETCH((const char*)(rows[c] + k) + AHEAD);
+        I weight = load16(rows[c] + k);
+        for (int r = 0; r < R; r++) acc[c][r] = dot2(acc[c][r], weight, load16(x + r * xs + k));
+      }
+    if (k < hidden)
+      for (int c = 0; c < 2 * C; c++) {
+        I weight = load16_some(rows[c] + k, (int)(hidden - k));
+        for (int r = 0; r < R; r++) acc[c][r] = dot2(acc[c][r], weight, load16(x + r * xs + k));
+      }
+    for (int c = 0; c < C; c++)
+      for (int r = 0; r < R; r++) {
+        g[r * gs + c] = sum(acc[2 * c][r]);
+        u[r * gs + c] = sum(acc[2 * c + 1][r]);
+      }
+  }
+
+  // Two vectors of 16 lanes hold h in the order of unpacklo and unpackhi; fix() restores it.
+  template <int R>
+  FT_INLINE_MEMBER void down(int i0, int i1, int h, int n, const uint16_t* mid, int64_t ms, float* out,
+                             int64_t os, bool fresh) const {
+    const uint16_t* w = down_t + i0 * hidden + h;
+    const __mmask32 live = n >= 32 ? 0xFFFFFFFFu : (1u << n) - 1;
+    const __mmask16 low_live = (__mmask16)live, high_live = (__mmask16)(live >> 16);
+    F low[R], high[R];
+    for (int r = 0; r < R; r++) {
+      low[r] = high[r] = zero();
+      if (fresh) continue;
+      F a = _mm512_maskz_loadu_ps(low_live, out + r * os);
+      F b = _mm512_maskz_loadu_ps(high_live, out + r * os + 16);
+      low[r] = _mm512_permutex2var_ps(a, split(0), b);
+      high[r] = _mm512_permutex2var_ps(a, split(4), b);
+    }
+    for (int i = i0; i < i1; i += 2, w += 2 * hidden) {
+      FT_PREFETCH((const char*)w + AHEAD / 4);
+      FT_PREFETCH((const char*)(w + hidden) + AHEAD / 4);
+      I a = _mm512_maskz_loadu_epi16(live, w);
+      I b = i + 1 < i1 ? _mm512_maskz_loadu_epi16(live, w + hidden) : _mm512_setzero_si512();
+      I lo = _mm512_unpacklo_epi16(a, b), hi = _mm512_unpackhi_epi16(a, b);
+      for (int r = 0; r < R; r++) {
+        uint32_t two;
+        memcpy(&two, mid + r * ms + i, 4);
+        I m = _mm512_set1_epi32((int)two);
+        low[r] = dot2(low[r], lo, m);
+        high[r] = dot2(high[r], hi, m);
+      }
+    }
+    const I first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const I second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int r = 0; r < R; r++) {
+      _mm512_mask_storeu_ps(out + r * os, low_live, _mm512_permutex2var_ps(low[r], first, high[r]));
+      _mm512_mask_storeu_ps(out + r * os + 16, high_live, _mm512_permutex2var_ps(low[r], second, high[r]));
+    }
+  }
+
+  FT_INLINE I split(int start) {  // 0..3, 8..11, 16..19, 24..27, each + start
+    const I base = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    return _mm512_add_epi32(base, _mm512_set1_epi32(start));
+  }
+};
+
+#endif
+
+static void run(const TileJob& job) {
+#if defined(FT_BF16_DOT)
+  if (job.x_dtype == FT_BF16) return run_tiles<Pairs>(job);
+#endif
+  run_tiles<Plain<uint16_t, from_bf16>>(job);
+}
+
+extern const TileFormat format_bf16;
+const TileFormat format_bf16 = {"bf16", run, plain_bytes<uint16_t>};
+
+}  // namespace FT_NS

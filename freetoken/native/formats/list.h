@@ -1,0 +1,2 @@
+// The weight formats, in the order of their indices. Append only: layers name them by index.
+#define FT_FORMATS(X) X(bf16) X(f16) X(f32)

@@ -1,0 +1,90 @@
+#include "isa.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#endif
+
+#define FT_DECLARE(ns) \
+  namespace ns {       \
+  extern const TierKernels kernels; \
+  }
+FT_DECLARE(ft_scalar)
+#if defined(FT_HAVE_X86)
+FT_DECLARE(ft_avx2)
+FT_DECLARE(ft_avx512)
+FT_DECLARE(ft_avx512_bf16)
+#endif
+
+namespace ft {
+
+namespace {
+#if defined(FT_HAVE_X86)
+struct Words {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+Words cpuid(unsigned leaf, unsigned sub) {
+  Words w;
+#if defined(_MSC_VER)
+  int out[4];
+  __cpuidex(out, (int)leaf, (int)sub);
+  w = {(unsigned)out[0], (unsigned)out[1], (unsigned)out[2], (unsigned)out[3]};
+#else
+  __get_cpuid_count(leaf, sub, &w.a, &w.b, &w.c, &w.d);
+#endif
+  return w;
+}
+
+// What the operating system saves on a context switch.
+uint64_t xcr0() {
+#if defined(_MSC_VER)
+  return _xgetbv(0);
+#else
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t)high << 32 | low;
+#endif
+}
+
+bool bit(unsigned word, int n) { return word >> n & 1; }
+
+void add_x86(std::vector<const TierKernels*>& out) {
+  Words one = cpuid(1, 0), seven = cpuid(7, 0), more = cpuid(7, 1);
+  if (cpuid(0, 0).a < 7 || !bit(one.c, 27)) return;  // no XGETBV
+  const uint64_t saved = xcr0();
+  const bool ymm = (saved & 6) == 6, zmm = (saved & 0xE6) == 0xE6;
+  if (!(ymm && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5))) return;  // FMA, F16C, AVX2
+  out.push_back(&ft_avx2::kernels);
+  // F, DQ, BW, VL
+  if (!(zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31))) return;
+  out.push_back(&ft_avx512::kernels);
+  if (seven.a >= 1 && bit(more.a, 5) && bit(seven.c, 11)) out.push_back(&ft_avx512_bf16::kernels);  // BF16, VNNI
+}
+#endif
+}  // namespace
+
+const std::vector<const TierKernels*>& tiers() {
+  static const std::vector<const TierKernels*> found = [] {
+    std::vector<const TierKernels*> out{&ft_scalar::kernels};
+#if defined(FT_HAVE_X86)
+    add_x86(out);
+#endif
+    return out;
+  }();
+  return found;
+}
+
+std::string tier_names() {
+  std::string names;
+  for (const TierKernels* tier : tiers()) {
+    if (!names.empty()) names.push_back(' ');
+    names.append(tier->name);
+  }
+  return names;
+}
+
+}  // namespace ft

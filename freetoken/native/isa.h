@@ -1,0 +1,14 @@
+// Which tiers were built in and which of them this CPU (and its operating system) runs.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace ft {
+
+// Slowest first. The last is the default.
+const std::vector<const TierKernels*>& tiers();
+std::string tier_names();
+
+}  // namespace ft

@@ -1,0 +1,53 @@
+// What one ISA tier offers: plain function pointers, so that nothing of a tier's code leaks into another.
+// Files compiled for a tier include this, simd.h and each other only, never a std header: an inline
+// function from one could be kept by the linker in its AVX-512 copy and run on a machine without it.
+#pragma once
+#include <stdint.h>
+
+#include "api.h"
+
+constexpr int FT_ROWS = 32;  // rows of x that one chunk computes at most
+
+// A run of tiles of one expert over a few rows.
+struct TileJob {
+  const ft_layer* layer;
+  const uint8_t* record;
+  int first, last;            // tiles
+  const void* x;              // [tokens, H] of x_dtype
+  const int32_t* rows;        // num_rows tokens; -1 = a padding row, whose output is zero
+  int num_rows;               // <= FT_ROWS
+  int x_dtype;                // ft_dtype
+  float* out;                 // [num_rows, H], overwritten with the sum over the tiles, ascending
+  uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
+};
+
+struct TileFormat {
+  const char* name;
+  void (*run)(const TileJob& job);
+  uint64_t (*tile_bytes)(uint32_t tile_width, uint32_t hidden);  // 0: that shape can't be
+};
+
+// Rows [first, last) of w, times all rows of x.
+struct LinearJob {
+  const void *x, *w, *bias;
+  void* y;
+  int64_t rows, n, k;
+  int dtype;
+};
+
+struct TierKernels {
+  const char* name;
+  const TileFormat* const* formats;
+  // total[i] = parts[0][i] + parts[1][i] + ..., one after the other; parts lie `stride` floats apart
+  void (*sum)(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count);
+  void (*linear)(const LinearJob& job, int64_t first, int64_t last, uint8_t* scratch);
+  uint64_t (*read)(const void* data, uint64_t num_bytes);
+};
+
+inline uint64_t ft_align(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+// x as the engine wants it, sums of x by block, and gate, up, middle of one tile.
+inline uint64_t scratch_bytes(uint64_t width, uint64_t tile_width) {
+  uint64_t padded = ft_align(width, 256) + 64;
+  return FT_ROWS * (padded * 4 + padded / 4 + 3 * ft_align(tile_width, 64) * 4) + 4096;
+}

@@ -1,0 +1,154 @@
+"""The native library as Python sees it: found, checked and loaded through ctypes, or absent.
+
+Owns the mirror of `api.h` and the choice of the instruction-set tier. Doesn't know tensors: addresses go
+in as integers. Absent or refused, it is None everywhere, torch computes, and one warning says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from pathlib import Path
+
+from freetoken.core import env
+from freetoken.core.errors import ConfigError, nearest
+from freetoken.core.log import logger
+from freetoken.native.topology import worker_cpus
+
+_log = logger("native")
+API_VERSION = 1
+OFF = "off"
+SWIGLU, GELU, GELU_TANH, RELU = range(4)
+_U32, _U64, _I64, _F32, _PTR = (
+    ctypes.c_uint32,
+    ctypes.c_uint64,
+    ctypes.c_int64,
+    ctypes.c_float,
+    ctypes.c_void_p,
+)
+
+
+class Layer(ctypes.Structure):
+    """`ft_layer`: how the records of one MoE layer lie, and what they compute."""
+
+    _fields_ = [
+        *((name, _U32) for name in "format activation hidden tile_width num_tiles num_experts".split()),
+        *((name, _U64) for name in "tile_bytes tiles_offset record_bytes records".split()),
+        *((name, _F32) for name in "alpha limit up_offset".split()),
+        ("reserved", _U32),
+    ]
+
+
+class Library:
+    """The loaded library with one tier chosen. Every call releases the interpreter's lock."""
+
+    def __init__(self, path: Path, wanted: str) -> None:
+        self._lib = ctypes.CDLL(str(path))
+        _declare(self._lib)
+        if self._lib.ft_api_version() != API_VERSION:
+            raise OSError(f"{path.name} is of another version; install FreeToken again")
+        self.tiers: tuple[str, ...] = tuple(self._lib.ft_tiers().decode().split())
+        self.formats: tuple[str, ...] = tuple(self._lib.ft_formats().decode().split())
+        if wanted and wanted not in self.tiers:
+            raise ConfigError(
+                f"FREETOKEN_NATIVE_TIER is {wanted!r}; this machine runs: {', '.join(self.tiers)}, {OFF}.",
+                code="unknown_choice",
+                hint=nearest(wanted, self.tiers),
+            )
+        self.tier = wanted or self.tiers[-1]
+
+    @property
+    def threads(self) -> int:
+        return int(self._lib.ft_pool_threads())
+
+    def start(self, threads: int, cpus: list[int] | None = None) -> None:
+        """Give the process's pool `threads` threads, the caller being one; idempotent."""
+        some = worker_cpus() if cpus is None else cpus
+        self._lib.ft_pool_start(threads, (ctypes.c_int * len(some))(*some), len(some))
+
+    def tile_bytes(self, format: str, tile_width: int, hidden: int) -> int:
+        """Bytes of a tile as the library reads it; 0 if it doesn't know the format or the shape."""
+        if format not in self.formats:
+            return 0
+        return int(self._lib.ft_tile_bytes(self.formats.index(format), tile_width, hidden))
+
+    def new_executor(self, layers: list[Layer], tier: str = "") -> int:
+        """Handle of an executor; 0 if it can't compute these layers."""
+        array = (Layer * len(layers))(*layers)
+        return int(self._lib.ft_executor_new(self._index(tier), array, len(layers)) or 0)
+
+    def serve(self, executor: int, io: int, out: int, deadline_ms: int) -> int:
+        """Answer the request in the IO block at `io`; a status of abi.h."""
+        return int(self._lib.ft_executor_serve(executor, io, out, deadline_ms))
+
+    def free_executor(self, executor: int) -> None:
+        self._lib.ft_executor_free(executor)
+
+    def linear(self, dtype: int, x: int, w: int, bias: int, y: int, shape: tuple[int, int, int]) -> None:
+        """y = x w^T + bias; shape is (rows, n, k)."""
+        self._lib.ft_linear(self._index(""), dtype, x, w, bias, y, *shape)
+
+    def read(self, data: int, num_bytes: int, tier: str = "") -> int:
+        """Read memory with all threads, for measuring."""
+        return int(self._lib.ft_read(self._index(tier), data, num_bytes))
+
+    def ping(self, count: int) -> None:
+        """Wake all threads `count` times for nothing, for measuring."""
+        self._lib.ft_pool_ping(count)
+
+    def fault(self, worker: int, *, slow: float = 1.0, stall_s: float = 0.0) -> None:
+        """Slow a worker by a factor, or stall it once."""
+        self._lib.ft_pool_fault(worker, int(slow * 100), int(stall_s * 1000))
+
+    def advise_huge(self, data: int, num_bytes: int) -> bool:
+        """Ask for huge pages under a range; True if the system agreed."""
+        return int(self._lib.ft_advise_huge(data, num_bytes)) == 0
+
+    def _index(self, tier: str) -> int:
+        return self.tiers.index(tier or self.tier)
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    c_int = ctypes.c_int
+    signatures: dict[str, tuple[object, list[object]]] = {
+        "ft_api_version": (c_int, []),
+        "ft_tiers": (ctypes.c_char_p, []),
+        "ft_formats": (ctypes.c_char_p, []),
+        "ft_tile_bytes": (_U64, [c_int, _U32, _U32]),
+        "ft_pool_start": (c_int, [c_int, ctypes.POINTER(c_int), c_int]),
+        "ft_pool_threads": (c_int, []),
+        "ft_pool_fault": (None, [c_int, c_int, c_int]),
+        "ft_pool_ping": (c_int, [c_int]),
+        "ft_executor_new": (_PTR, [c_int, ctypes.POINTER(Layer), c_int]),
+        "ft_executor_serve": (c_int, [_PTR, _PTR, _PTR, _U32]),
+        "ft_executor_free": (None, [_PTR]),
+        "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
+        "ft_read": (_U64, [c_int, _PTR, _U64]),
+        "ft_advise_huge": (c_int, [_PTR, _U64]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+
+
+def file_name() -> str:
+    suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+    return f"libfreetoken{suffix}"
+
+
+@functools.cache
+def library() -> Library | None:
+    """The process's native library, or None: looked for once, a failure is one warning."""
+    wanted = env.native_tier()
+    if wanted == OFF:
+        return None
+    path = Path(__file__).parent / file_name()
+    try:
+        found = Library(path, wanted)
+    except (OSError, AttributeError) as error:
+        why = "is not built" if not path.exists() else f"can't be used ({error})"
+        _log.warning("the native library %s, torch computes instead: slower, the same answers", why)
+        return None
+    _log.debug("native library: %s of %s", found.tier, ", ".join(found.tiers))
+    return found

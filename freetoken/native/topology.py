@@ -1,0 +1,78 @@
+"""Which CPUs workers may use: one per physical core, inside this process's affinity mask.
+
+Reads Linux's /sys; elsewhere it falls back to counts. Pure integers, no torch. Invariant: every CPU named
+is one that the process may run on, and no two of them share a core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_SYS = Path("/sys/devices/system/cpu")
+ROOM_FROM = 6
+"""From this many cores on, one is left to the server and the desktop."""
+
+
+def allowed_cpus() -> list[int]:
+    """CPUs of the affinity mask (control groups included), ascending; empty where there is no such thing."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return []
+
+
+def worker_cpus(sys_cpu: Path = _SYS, allowed: list[int] | None = None) -> list[int]:
+    """One allowed CPU of each physical core; performance cores first where the system tells them apart."""
+    cpus = allowed_cpus() if allowed is None else allowed
+    seen: set[tuple[int, ...]] = set()
+    out: list[int] = []
+    for cpu in sorted(cpus, key=lambda c: (-_capacity(sys_cpu, c), c)):
+        siblings = tuple(_read_list(sys_cpu / f"cpu{cpu}" / "topology" / "thread_siblings_list")) or (cpu,)
+        if siblings not in seen:
+            seen.add(siblings)
+            out.append(cpu)
+    return out
+
+
+def default_threads(cores: int | None = None) -> int:
+    """Threads of the CPU branch, the engine's own among them: all of a few cores, all but one of many."""
+    if cores is None:
+        cores = len(worker_cpus()) or os.cpu_count() or 1
+    return cores if cores < ROOM_FROM else cores - 1
+
+
+def nodes(sys_node: Path = Path("/sys/devices/system/node")) -> list[list[int]]:
+    """CPUs of each memory node that has any; one list if the system names none."""
+    found = []
+    for folder in sorted(sys_node.glob("node[0-9]*"), key=lambda p: int(p.name[4:])):
+        cpus = _read_list(folder / "cpulist")
+        if cpus:
+            found.append(cpus)
+    return found or [allowed_cpus()]
+
+
+def _capacity(sys_cpu: Path, cpu: int) -> int:
+    """What the kernel says a core can do: 1024 is the strongest; equal where it says nothing."""
+    try:
+        return int((sys_cpu / f"cpu{cpu}" / "cpu_capacity").read_text())
+    except (OSError, ValueError):
+        pass
+    atoms = _read_list(sys_cpu.parent.parent / "cpu_atom" / "cpus")
+    return 512 if cpu in atoms else 1024
+
+
+def _read_list(path: Path) -> list[int]:
+    """Parse `0-3,8`; empty if unreadable."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return []
+    out: list[int] = []
+    try:
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            out += range(int(first), int(last or first) + 1)
+    except ValueError:
+        return []
+    return out

@@ -1,0 +1,109 @@
+"""Builds the native library with the machine's C++ compiler; pyproject.toml holds everything else.
+
+One shared library without Python or torch in it, loaded through ctypes, so one wheel serves every Python
+version. Each file of `TIERED` is compiled once per instruction-set tier; the library picks at run time.
+Without a compiler the package installs all the same and computes with torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+FOLDER = Path("freetoken/native")
+PLAIN = ("api", "executor", "isa", "pool")
+TIERED = ("tier", *(f"formats/{p.stem}" for p in sorted((FOLDER / "formats").glob("*.cpp"))))
+AVX512 = ["-DFT_AVX512", *(f"-mavx512{x}" for x in ("f", "bw", "dq", "vl")), "-mfma", "-mf16c"]
+X86_TIERS = {
+    "avx2": ["-DFT_AVX2", "-mavx2", "-mfma", "-mf16c"],
+    "avx512": AVX512,
+    "avx512_bf16": [*AVX512, "-DFT_BF16_DOT", "-mavx512bf16", "-mavx512vnni"],
+}
+# -ffp-contract=off: what is fused is written as such, so every compiler gives the same bits.
+FLAGS = [
+    "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
+    "-Wextra", "-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi",
+]  # fmt: skip
+
+
+def compiler() -> list[str]:
+    return os.environ.get("CXX", "").split() or ["clang++" if sys.platform == "darwin" else "g++"]
+
+
+def extra_flags() -> list[str]:
+    """FT_CXXFLAGS goes to every file and to the linker: sanitisers."""
+    return os.environ.get("FT_CXXFLAGS", "").split()
+
+
+def jobs() -> list[tuple[str, str, list[str]]]:
+    """(tier, file, flags) of every object."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    out = [("plain", name, ["-DFT_HAVE_X86"] if x86 else []) for name in PLAIN]
+    tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else {})}
+    for tier, flags in tiers.items():
+        out += [(tier, name, [f"-DFT_TIER={tier}", f"-DFT_NS=ft_{tier}", *flags]) for name in TIERED]
+    return out
+
+
+class BuildNative(build_ext):
+    """Compiles all objects side by side; failing is one warning, since the extension is optional."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        suffix = ".dll" if os.name == "nt" else ".dylib" if sys.platform == "darwin" else ".so"
+        return os.path.join(*fullname.split(".")[:-1], f"libfreetoken{suffix}")
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            if os.name == "nt":
+                raise RuntimeError("it is built with GCC or Clang")
+            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                objects = list(pool.map(self._compile, jobs()))
+            library = Path(self.get_ext_fullpath(ext.name))
+            library.parent.mkdir(parents=True, exist_ok=True)
+            fresh = library.with_suffix(".new")
+            self._call("-shared", "-pthread", *extra_flags(), *objects, "-o", str(fresh))
+            os.replace(fresh, library)  # running processes keep the old one
+        except Exception as error:
+            raise CompileError(f"no native library, torch computes instead: {error}") from error
+
+    def _compile(self, job: tuple[str, str, list[str]]) -> str:
+        """Compile one file for one tier unless that is done; return the object's path."""
+        tier, name, flags = job
+        flags = [*FLAGS, *flags, *extra_flags()]
+        key = zlib.crc32(" ".join([*compiler(), *flags]).encode())
+        out = Path(self.build_temp) / f"{tier}-{key:08x}" / f"{name}.o"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        source = FOLDER / f"{name}.cpp"
+        newest = max(p.stat().st_mtime for p in (source, *FOLDER.rglob("*.h")))
+        if not out.exists() or out.stat().st_mtime < newest:
+            self._call(*flags, "-c", str(source), "-o", str(out))
+        return str(out)
+
+    def _call(self, *arguments: str) -> None:
+        done = subprocess.run([*compiler(), *arguments], capture_output=True, text=True)
+        if done.stderr:
+            print(done.stderr, file=sys.stderr)
+        if done.returncode:
+            raise RuntimeError(f"{compiler()[0]} failed: {done.stderr[-500:]}")
+
+
+class Wheel(bdist_wheel):
+    """py3-none-<platform>: the library knows no Python version."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+native: Any = Extension("freetoken.native.library_file", sources=[], optional=True)
+setup(ext_modules=[native], cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel})
