@@ -2,11 +2,13 @@
 
 Unit layout, all L layers of the kind: conv [L, conv_dim, K - 1] of the compute dtype, padded to 256
 bytes, then delta float32 [L, Hv, Dk, Dv]; the unit is a multiple of 256 bytes. Resumes only from a
-checkpoint of the unit. Invariant: `fresh` sequences start from zero whatever the unit holds; dead rows
-touch the dummy state only.
+checkpoint of the unit; `Segment.saves` has the scan leave copies on its way. Invariant: `fresh` sequences
+start from zero whatever the unit holds; dead rows touch the dummy state only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -67,7 +69,9 @@ class GatedDelta:
         conv, delta = (s[:, layer] for s in self.states())
         inputs = (qkv, conv_weight, g, beta)
         if batch.is_decode:
-            return self._decode(conv, delta, inputs, batch.state_ids, batch.fresh)
+            out = self._decode(conv, delta, inputs, batch.state_ids, batch.fresh)
+            self._save_single(conv, delta, batch.segments)
+            return out
         out = torch.zeros(len(qkv), self.spec.num_v_heads, self.spec.v_dim, device=qkv.device)
         single = [i for i, s in enumerate(batch.segments) if len(s.token_ids) == 1]
         if single:
@@ -75,6 +79,7 @@ class GatedDelta:
             rows = torch.tensor([batch.query_start[i] for i in single], device=qkv.device)
             inputs = (qkv[rows], conv_weight, g[rows], beta[rows])
             out[rows] = self._decode(conv, delta, inputs, batch.state_ids[seqs], batch.fresh[seqs])
+            self._save_single(conv, delta, batch.segments)
         for i, segment in enumerate(batch.segments):
             if len(segment.token_ids) == 1:
                 continue
@@ -83,8 +88,13 @@ class GatedDelta:
             if segment.start == 0:
                 conv[unit].zero_()
                 delta[unit].zero_()
+            saves = _saves_within(segment)
+            if saves:
+                seen = torch.cat([conv[unit].t(), qkv[part].to(conv.dtype)])
+                for offset, copy in saves:
+                    conv[copy].copy_(seen[offset : offset + conv.shape[-1]].t())
             mixed = causal_conv(qkv[None, part], conv[unit][None], conv_weight, self.activation)[0]
-            out[part] = self._scan(mixed, g[part], beta[part], delta[unit], segment)
+            out[part] = self._scan(mixed, g[part], beta[part], delta, segment)
         return out
 
     def _decode(
@@ -105,16 +115,36 @@ class GatedDelta:
         delta.index_copy_(0, state_ids, delta_in)
         return out
 
+    def _save_single(self, conv: Tensor, delta: Tensor, segments: Sequence[Segment]) -> None:
+        """Copy the states of sequences that had one token. A captured decode batch never wants any."""
+        for segment in segments:
+            for _, copy in _saves_within(segment) if len(segment.token_ids) == 1 else ():
+                conv[copy].copy_(conv[segment.state_id])
+                delta[copy].copy_(delta[segment.state_id])
+
     def _scan(self, mixed: Tensor, g: Tensor, beta: Tensor, delta: Tensor, segment: Segment) -> Tensor:
-        """Advance one sequence's matrix state over its tokens, cut where the segment has anchors."""
-        q, k, v = self._split(mixed)
-        rows = len(mixed)
+        """Advance one sequence's matrix state; stop where a copy of it is wanted."""
+        state, rows = delta[segment.state_id], len(mixed)
+        saves = _saves_within(segment)
+        out, start = [], 0
+        for stop in sorted({offset for offset, _ in saves} | {rows}):
+            piece = slice(start, stop)
+            inputs = (*self._split(mixed[piece]), g[piece], beta[piece])
+            out.append(self._scan_piece(inputs, state, segment, start))
+            for copy in (copy for offset, copy in saves if offset == stop):
+                delta[copy].copy_(state)
+            start = stop
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def _scan_piece(self, inputs: tuple[Tensor, ...], state: Tensor, segment: Segment, first: int) -> Tensor:
+        """Rows first .. of a segment, cut where the segment has anchors."""
+        q, k, v, g, beta = inputs
+        rows = len(v)
         if not self.numerics.exact:
-            offsets = sorted({a - segment.start for a in segment.anchors})
-            return chunked(q, k, v, g, beta, delta, [a for a in offsets if 0 < a < rows])
-        state = delta[None]
+            offsets = sorted({a - segment.start - first for a in segment.anchors})
+            return chunked(q, k, v, g, beta, state, [a for a in offsets if 0 < a < rows])
         one = (slice(i, i + 1) for i in range(rows))
-        return torch.cat([step(q[s], k[s], v[s], g[s], beta[s], state) for s in one])
+        return torch.cat([step(q[s], k[s], v[s], g[s], beta[s], state[None]) for s in one])
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """float32 [n, conv_dim] -> q, k [n, Hk, Dk] and v [n, Hv, Dv]."""
@@ -126,3 +156,10 @@ class GatedDelta:
             k.unflatten(-1, (spec.num_k_heads, spec.k_dim)),
             v.unflatten(-1, (spec.num_v_heads, spec.v_dim)),
         )
+
+
+def _saves_within(segment: Segment) -> list[tuple[int, int]]:
+    """(rows of the segment before it, state slot) of each copy wanted here; sub-chunks carry them all."""
+    rows = len(segment.token_ids)
+    offsets = ((position - segment.start, copy) for position, copy in segment.saves)
+    return [(offset, copy) for offset, copy in offsets if 0 < offset <= rows]

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from freetoken.cache.checkpoints import Checkpoints
 from freetoken.cache.nodes import Lock, Node
 from freetoken.cache.prefix_tree import PrefixTree
-from freetoken.core.prefix import Checkpoint, Committed, Prefix, PrefixCache
-from freetoken.core.request import IntArray
+from freetoken.core.prefix import Checkpoint, Committed, IntArray, Prefix, PrefixCache
 
 
 class ContextCache(PrefixCache):
@@ -24,7 +23,7 @@ class ContextCache(PrefixCache):
         self.tree = PrefixTree(page_size, [checkpoints] if checkpoints else [])
         if checkpoints:
             checkpoints.on_change = self.tree.changed
-        self.num_hits = self.num_lookups = self.num_evicted = 0
+        self.num_evicted = 0
 
     @property
     def num_pages(self) -> int:
@@ -35,10 +34,8 @@ class ContextCache(PrefixCache):
         return self.checkpoints.num_units if self.checkpoints else 0
 
     def match(self, token_ids: IntArray, limit: int, group: str = "") -> Prefix:
-        self.num_lookups += 1
         path = self.tree.find(token_ids)
         at = self.tree.resume_at(path, limit)
-        self.num_hits += at > 0
         lock = self.tree.lock(path, at)
         checkpoint = None
         if self.checkpoints:
@@ -120,8 +117,6 @@ class ContextCache(PrefixCache):
 
     def snapshot(self) -> dict[str, int]:
         counts = {
-            "lookups": self.num_lookups,
-            "hits": self.num_hits,
             "tokens": self.tree.num_tokens,
             "nodes": self.tree.num_nodes,
             "pages": self.num_pages,

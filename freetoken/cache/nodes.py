@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from freetoken.core.request import IntArray
+from freetoken.core.prefix import IntArray
 
 
 class Lock:

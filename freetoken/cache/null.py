@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from freetoken.core.prefix import Committed, Prefix, PrefixCache
-from freetoken.core.request import IntArray
+from freetoken.core.prefix import Committed, IntArray, Prefix, PrefixCache
 
 
 class NullCache(PrefixCache):
+    keeps = False
+
     def match(self, token_ids: IntArray, limit: int, group: str = "") -> Prefix:
         return Prefix()
 

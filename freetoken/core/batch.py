@@ -31,6 +31,7 @@ class Segment:
     row          int         row of the sampler's token buffer
     wants_logits bool        False for a chunk that isn't the last of its prompt
     anchors      ints        absolute positions where a recurrent scan must split
+    saves        pairs       (position, state slot): write the state behind `position` tokens there too
     request      int         number of the request, for traces
     is_decode    bool        a generated token, not a part of a prompt
     """
@@ -42,6 +43,7 @@ class Segment:
     row: int
     wants_logits: bool = True
     anchors: tuple[int, ...] = ()
+    saves: tuple[tuple[int, int], ...] = ()
     request: int = -1
     is_decode: bool = False
 

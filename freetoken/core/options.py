@@ -26,7 +26,7 @@ def _opt(kind: Any, help: str, group: str, *, default: Any = None, choices: tupl
 class Options:
     """Wishes of one engine. kinds: `bytes` sizes, `rate` a share 0..1, `flag`, int, float, str."""
 
-    model: str | None = _opt(str, "checkpoint directory, or script:FILE (default: the embedded demo model)", "model")
+    model: str | None = _opt(str, "checkpoint directory or script:FILE (default: the embedded demo)", "model")
     served_model_name: str | None = _opt(str, "name that /v1/models shows", "model")
     max_model_len: int | None = _opt(int, "context limit in tokens (default: the model's)", "model")
     dtype: str | None = _opt(str, "compute dtype", "model", choices=("bfloat16", "float16", "float32"))
@@ -66,6 +66,10 @@ class Options:
     )
     num_tokens: int | None = _opt(int, "KV capacity in tokens (default: what memory allows)", "memory")
     page_size: int | None = _opt(int, "tokens a KV page", "memory")
+    prefix_cache: bool = _opt("flag", "reuse what earlier prompts have computed", "memory", default=True)
+    checkpoint_memory: int | None = _opt(
+        "bytes", "host memory for saved recurrent states (default: an eighth of what is free)", "memory"
+    )
     max_prefill_length: int | None = _opt(int, "tokens of a prefill sub-chunk (default 2048)", "memory")
     max_running_requests: int | None = _opt(int, "requests in a batch (default 32)", "memory")
     max_output_tokens: int | None = _opt(

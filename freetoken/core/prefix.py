@@ -16,7 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from freetoken.core.request import IntArray
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
 
 
 class Checkpoint:
@@ -116,7 +119,10 @@ class PrefixCache(abc.ABC):
     """Computed tokens that can be used again.
 
     A locked prefix moves forward with its request by `commit` and ends by `release` or `forget`.
+    keeps  False: nothing committed will ever be matched
     """
+
+    keeps: bool = True
 
     @property
     def num_pages(self) -> int:

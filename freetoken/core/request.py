@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int32]
+from freetoken.core.prefix import Checkpoint, IntArray, Prefix
 
 
 class FinishReason(str, enum.Enum):
@@ -71,9 +71,22 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+class Constraint(Protocol):
+    """The form of one answer, followed token by token. Used by one thread at a time."""
+
+    def mask(self) -> IntArray:
+        """What may come next: int32 [ceil(V / 32)], bit i of word w is token 32 w + i."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take a drawn token in; False if the form does not allow it."""
+
+
 @dataclass(frozen=True)
 class Submit:
-    """A request on its way into the engine. `prompt_ids` int32 [n]; anchors are prompt offsets."""
+    """A request on its way into the engine. `prompt_ids` int32 [n]; anchors are prompt offsets.
+
+    constraint  None: any token may come
+    """
 
     request_id: str
     prompt_ids: IntArray
@@ -81,6 +94,7 @@ class Submit:
     anchor_positions: tuple[int, ...] = ()
     anchor_ids: tuple[int, ...] = ()
     group: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,14 @@ class Output:
 class Request:
     """A live request inside the engine; owned by the scheduler, never shared with another thread.
 
-    number    order of arrival: the older one has the right of way
+    number          order of arrival: the older one has the right of way
+    num_cached      prompt tokens that a cache supplied when it first came in
+    prefix          what the prefix cache holds for it; the first num_shared pages are the cache's
+    save_positions  prompt positions whose state is worth saving, still to come, ascending
+    save_at         save the state once this many tokens are computed, -1 = none
+    saved           checkpoints not yet given to the cache
+    state_broken    a dropped job has half advanced the state
+    leader          a running request whose prefill this one waits for
     """
 
     submit: Submit
@@ -129,6 +150,13 @@ class Request:
     preemptions: int = 0
     think_spent: int = -1
     doomed: bool = False
+    prefix: Prefix = field(default_factory=Prefix)
+    num_shared: int = 0
+    save_positions: list[int] = field(default_factory=list)
+    save_at: int = -1
+    saved: list[Checkpoint] = field(default_factory=list)
+    state_broken: bool = False
+    leader: Request | None = None
     finish: FinishReason | None = None
     error: BaseException | None = None
 

@@ -14,7 +14,10 @@ from typing import Any
 import psutil
 import torch
 
+from freetoken.cache.checkpoints import Checkpoints
+from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.null import NullCache
+from freetoken.cache.pages import UnitAllocator
 from freetoken.chat.codec import ChatCodec
 from freetoken.core import choices, cost
 from freetoken.core.errors import CapacityError, ConfigError, WeightsError
@@ -31,14 +34,17 @@ from freetoken.core.interfaces import (
 from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options
+from freetoken.core.prefix import PrefixCache
 from freetoken.core.units import MIB, format_bytes
 from freetoken.engine.budget import Sizes
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, Plan, make_plan
+from freetoken.engine.reuse import Reuse
 from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
+from freetoken.engine.states import StateMover
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
@@ -81,6 +87,7 @@ class Built:
                 "running": len(running.running),
                 "waiting": len(running.waiting),
             },
+            "cache": e.scheduler.reuse.snapshot(),
             "experts": asdict(e.runner.experts.stats),
             "memory": {
                 "budget_bytes": e.memory.budget_bytes,
@@ -331,9 +338,7 @@ def _engine(parts: _Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> 
 
     scheduler = Scheduler(
         Limits(plan.max_running, plan.chunk_tokens, plan.macro_tokens, plan.page_size, plan.max_model_len),
-        memory.num_pages,
-        memory.num_states,
-        NullCache(),
+        _reuse(plan, device, pools),
         wants_job=wants_job,
         grow_pages=lambda pages: live.grow_pages(scheduler, pages),
     )
@@ -341,6 +346,20 @@ def _engine(parts: _Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> 
     generation = parts.checkpoint.generation
     eos_ids = tuple(dict.fromkeys([*parts.config.eos_ids, *_ids(generation.get("eos_token_id"))]))
     return Engine(plan, scheduler, runner, live, device, eos_ids)
+
+
+def _reuse(plan: Plan, device: Device, pools: Mapping[str, Pool]) -> Reuse:
+    """The prefix cache, and who moves its bytes."""
+    memory = plan.memory
+    states = UnitAllocator("states", memory.num_states)
+    mover = StateMover(device, pools["kv"], pools.get("state"), plan.checkpoint_slots)
+    cache: PrefixCache = NullCache()
+    if plan.prefix_cache:
+        checkpoints = None
+        if "state" in pools:
+            checkpoints = Checkpoints(states, plan.checkpoint_units, plan.checkpoint_slots, mover)
+        cache = ContextCache(plan.page_size, checkpoints)
+    return Reuse(cache, UnitAllocator("KV pages", memory.num_pages), states, mover, plan.page_size)
 
 
 def _ids(value: Any) -> list[int]:

@@ -13,6 +13,7 @@ def next_draw(request: Request, eos_ids: tuple[int, ...]) -> Draw:
     """Describe how the request's next token is drawn."""
     p = request.params
     banned: tuple[int, ...] = ()
+    forced, constraint = forced_id(request), request.submit.constraint
     if request.num_output < p.min_tokens:
         banned = (*eos_ids, *p.stop_ids)
     return Draw(
@@ -21,8 +22,9 @@ def next_draw(request: Request, eos_ids: tuple[int, ...]) -> Draw:
         position=request.num_tokens,
         history=request.tokens if p.needs_history else None,
         num_prompt=request.num_prompt,
-        forced_id=forced_id(request),
+        forced_id=forced,
         banned=banned,
+        mask=constraint.mask() if constraint is not None and forced < 0 else None,
     )
 
 
@@ -35,6 +37,14 @@ def forced_id(request: Request) -> int:
     if budget is None or request.think_spent < budget.max_tokens:
         return -1
     return budget.forced_ids[request.think_spent - budget.max_tokens]
+
+
+def accepts(request: Request, token_id: int, eos_ids: tuple[int, ...]) -> bool:
+    """Let the answer's form follow a drawn token; False if it can't (a forced one may not fit)."""
+    constraint = request.submit.constraint
+    if constraint is None or token_id in eos_ids or token_id in request.params.stop_ids:
+        return True
+    return constraint.advance(token_id)
 
 
 def note_token(request: Request, token_id: int) -> None:

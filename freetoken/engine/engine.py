@@ -30,7 +30,7 @@ from freetoken.core.request import (
     Submit,
     TokenLogprob,
 )
-from freetoken.engine.drawing import finish_reason, next_draw, note_token
+from freetoken.engine.drawing import accepts, finish_reason, next_draw, note_token
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Plan
 from freetoken.engine.prefill import PrefillJob
@@ -112,6 +112,7 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         self.stats = EngineStats()
         self.error = None
+        self.scheduler.reuse.clear()
         for output in outputs:
             if output.error is not None:
                 raise output.error
@@ -226,6 +227,7 @@ class Engine:
         launched = None
         if schedule.batch:
             launched = self.runner.launch([self._segment(w) for w in schedule.batch])
+            self.scheduler.launched(schedule.batch)
         self._collect()
         if launched is not None:
             self._sample(schedule.batch, launched, started)
@@ -242,6 +244,7 @@ class Engine:
             self._collect()
             schedule = self.scheduler.schedule(in_flight=False, job_active=busy)
         self.stats.preemptions = self.scheduler.num_preemptions
+        self.stats.cached_tokens = self.scheduler.reuse.cached_tokens
         for request in self.scheduler.refused:
             assert isinstance(request.error, FreeTokenError)
             self._fail(request, request.error)
@@ -253,7 +256,8 @@ class Engine:
         ids = r.token_ids[work.start : work.start + work.num_tokens]
         if work.start + work.num_tokens > r.num_tokens:
             ids = np.full(1, -1, np.int32)
-        anchors = tuple(a for a in r.submit.anchor_positions if work.start < a < work.start + work.num_tokens)
+        cuts = (*r.submit.anchor_positions, *(position for position, _ in work.saves))
+        anchors = tuple(a for a in cuts if work.start < a < work.start + work.num_tokens)
         return Segment(
             ids,
             work.start,
@@ -262,6 +266,7 @@ class Engine:
             row=r.row,
             wants_logits=work.wants_logits,
             anchors=anchors,
+            saves=work.saves,
             request=r.number,
             is_decode=work.start >= r.num_prompt and work.num_tokens == 1,
         )
@@ -305,6 +310,9 @@ class Engine:
         self.runner.experts.end_step(seconds)
 
     def _deliver(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
+        if not accepts(request, token_id, self.eos_ids):
+            self._fail(request, _broke_its_form())
+            return
         note_token(request, token_id)
         reason = finish_reason(request, token_id, self.eos_ids, self.plan.max_model_len)
         self._outputs.append(
@@ -320,6 +328,11 @@ class Engine:
         if reason is not None:
             self.stats.finished += 1
             self.scheduler.release(request, reason)
+            return
+        if request.num_output == 1:
+            self.scheduler.reuse.commit(request, request.num_prompt)
+        if token_id in request.submit.anchor_ids:
+            self.scheduler.reuse.note_anchor(request)
 
     # --- layer-major prefill ---
 
@@ -404,6 +417,14 @@ class Engine:
             )
             for request in list(self.scheduler.waiting):
                 self._fail(request, self.error)
+
+
+def _broke_its_form() -> FreeTokenError:
+    return FreeTokenError(
+        "The answer can't follow the form that was asked for.",
+        code="grammar_failed",
+        hint="Simplify the schema or grammar, or raise the thinking budget.",
+    )
 
 
 def _not_a_number() -> DeviceError:

@@ -35,10 +35,17 @@ class Memory:
                 code="nothing_to_resize",
                 hint="Only a GPU (or --device sim) has expert slots.",
             )
-        demand = resize_demand(self.plan, scheduler.pages.num_used + 1)
+        demand = resize_demand(self.plan, self._pages_to_keep(scheduler, total_bytes) + 1)
         division = divide(total_bytes, self._sizes, demand)
         self._apply(scheduler, division.num_pages, division.num_slots)
         self.budget_bytes = total_bytes
+
+    def _pages_to_keep(self, scheduler: Scheduler, total_bytes: int) -> int:
+        """What runs needs, and of the prefix cache the part that the new budget is of the old one."""
+        cache = scheduler.reuse.cache
+        pinned = scheduler.pages.num_used - cache.num_pages + cache.pinned_pages()
+        spare = max(scheduler.pages.num_used - pinned, 0)
+        return pinned + min(spare, spare * total_bytes // max(self.budget_bytes, 1))
 
     def grow_pages(self, scheduler: Scheduler, count: int) -> bool:
         """Take memory of the least valuable slots for at least `count` more pages; False if it can't."""
@@ -81,6 +88,7 @@ class Memory:
     def _set_pages(self, scheduler: Scheduler, num_pages: int) -> None:
         if num_pages == self._kv.num_units:
             return
+        scheduler.shrink_cache(num_pages)
         src, dst = scheduler.pages.plan_shrink(num_pages)
         if src:
             self._kv.relocate(src, dst)

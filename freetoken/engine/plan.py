@@ -20,6 +20,10 @@ HOST_KV_SHARE = 0.25
 GROWN_CONTEXTS = 4
 """Address range of the KV pool, in whole contexts: what it may grow to out of expert slots."""
 LRU_MIN_CYCLES = 1.5
+CHECKPOINT_UNITS = 8
+"""Most device states that checkpoints pass through; at least two, else a fiftieth of device memory."""
+CHECKPOINT_SLOTS = 1024
+CHECKPOINT_HOST_SHARE = 8
 DEFAULT_POLICY = "two_speed"
 """The fewest misses of all live policies on every recorded trace (docs/notes/policy-replay.md)."""
 
@@ -55,6 +59,7 @@ class Plan:
     """The frozen outcome. Token limits in tokens, pool sizes in units including each dummy.
 
     host_bytes   most host memory that serving may take beyond what importing took
+    checkpoint_units, checkpoint_slots   saved recurrent states on the device and in host memory
     """
 
     model_name: str
@@ -77,6 +82,9 @@ class Plan:
     run_ahead: bool
     exact: bool
     host_bytes: int
+    prefix_cache: bool
+    checkpoint_units: int
+    checkpoint_slots: int
     reasons: tuple[str, ...]
 
     @property
@@ -111,6 +119,8 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     chunk = options.max_prefill_length or (2048 if facts.owns_memory else 512)
     backend = _backend(options, facts, running, limit, reasons)
     states = running + 1 if facts.has_states else 1
+    units, slots = _checkpoints(options, facts, reasons)
+    states += units
     if facts.owns_memory:
         demand = _device_demand(options, facts, backend, states, limit)
         memory = divide(facts.free_bytes, facts.sizes, demand)
@@ -141,9 +151,30 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         prefill_gap_s=(options.prefill_gap_ms if options.prefill_gap_ms is not None else 50.0) / 1000,
         run_ahead=facts.run_ahead if options.run_ahead is None else options.run_ahead,
         exact=options.exact,
-        host_bytes=_host_bytes(facts, memory),
+        host_bytes=_host_bytes(facts, memory) + slots * facts.sizes.state_bytes,
+        prefix_cache=options.prefix_cache,
+        checkpoint_units=units,
+        checkpoint_slots=slots,
         reasons=tuple(reasons),
     )
+
+
+def _checkpoints(options: Options, facts: Facts, reasons: list[str]) -> tuple[int, int]:
+    """Device units and host slots for saved states; none for models that can resume anywhere."""
+    sizes = facts.sizes
+    if not (options.prefix_cache and facts.has_states and sizes.state_bytes):
+        return 0, 0
+    units = max(2, min(CHECKPOINT_UNITS, facts.free_bytes // 50 // sizes.state_bytes))
+    if options.checkpoint_memory is not None:
+        slots = options.checkpoint_memory // sizes.state_bytes
+    else:
+        free = facts.host_free_bytes - sizes.num_experts * sizes.record_bytes
+        slots = min(CHECKPOINT_SLOTS, max(free, 0) // CHECKPOINT_HOST_SHARE // sizes.state_bytes)
+    reasons.append(
+        f"prefix cache: {slots} checkpoints of {format_bytes(sizes.state_bytes)} in host memory, "
+        f"{units} on their way there"
+    )
+    return units, slots
 
 
 def _host_bytes(facts: Facts, memory: Division) -> int:

@@ -28,6 +28,7 @@ class Draw:
     history    int32 [n] prompt and output ids, num_prompt of them the prompt; None if not needed
     forced_id  emit this id whatever the logits say (-1 = draw)
     banned     ids that may not be drawn now
+    mask       int32 [ceil(V / 32)] bits of the ids that may be drawn; None = all
     """
 
     params: SamplingParams
@@ -37,6 +38,7 @@ class Draw:
     num_prompt: int = 0
     forced_id: int = -1
     banned: tuple[int, ...] = ()
+    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def _is_greedy(draw: Draw) -> bool:
         and draw.forced_id < 0
         and not p.logit_bias
         and not draw.banned
+        and draw.mask is None
         and (draw.history is None or not _penalised(p))
     )
 
@@ -138,7 +141,17 @@ def adjust(logits: Tensor, draw: Draw) -> Tensor:
         logits[list(draw.banned)] = -torch.inf
     if draw.history is not None and _penalised(p):
         _penalise(logits, draw)
+    if draw.mask is not None:
+        logits[~allowed(draw.mask, logits.shape[-1]).to(logits.device)] = -torch.inf
     return logits
+
+
+def allowed(mask: np.ndarray, vocab_size: int) -> Tensor:
+    """Unpack a bit mask to bool [V]; ids beyond the mask are not allowed."""
+    flags = np.zeros(vocab_size, np.uint8)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+    flags[: len(bits)] = bits
+    return torch.from_numpy(flags).bool()
 
 
 def _penalise(logits: Tensor, draw: Draw) -> None:

@@ -4,8 +4,9 @@ Owns the live requests and the page, state and row allocators. Knows no tensor a
 Invariants: a request holds pages for exactly the tokens it has computed or is about to;
 `check()` proves that every unit is free or owned once.
 
-Admission asks for what a prompt needs, never for max_tokens. The oldest request always makes
-progress: when pages run out, the newest one that may be stopped gives its pages back and waits.
+Admission asks for what a prompt needs beyond what the prefix cache has, never for max_tokens. The oldest
+request always makes progress: when pages run out, the newest one that may be stopped gives its pages back
+and waits; what it computed stays in the cache as long as there is room.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ from dataclasses import dataclass
 
 from freetoken.cache.pages import UnitAllocator
 from freetoken.core.errors import CapacityError
-from freetoken.core.prefix import PrefixCache
+from freetoken.core.prefix import Prefix
 from freetoken.core.request import FinishReason, Request
 from freetoken.core.units import ceil_div
+from freetoken.engine.reuse import Reuse
 
 
 @dataclass(frozen=True)
 class Work:
-    """`num_tokens` of one request from position `start`; logits are wanted at the prompt's end."""
+    """`num_tokens` of one request from position `start`; logits are wanted at the prompt's end.
+
+    saves  (position, state unit) pairs: where the state shall be written on the way
+    """
 
     request: Request
     start: int
     num_tokens: int
     wants_logits: bool
+    saves: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,22 +78,20 @@ def share(budget: int, wants: Sequence[int]) -> list[int]:
 
 
 class Scheduler:
-    """Decides each step. `wants_job(tokens)` says whether a prefill should run layer by layer;
+    """Decides each step. `reuse` owns pages and states and knows what is computed already;
+    `wants_job(tokens)` says whether a prefill should run layer by layer;
     `grow_pages(n)` may enlarge the page pool by at least n pages and says whether it did."""
 
     def __init__(
         self,
         limits: Limits,
-        num_pages: int,
-        num_states: int,
-        cache: PrefixCache,
+        reuse: Reuse,
         wants_job: Callable[[int], bool] = lambda tokens: False,
         grow_pages: Callable[[int], bool] = lambda pages: False,
     ) -> None:
         self.limits = limits
-        self.cache = cache
-        self.pages = UnitAllocator("KV pages", num_pages)
-        self.states = UnitAllocator("states", num_states)
+        self.reuse = reuse
+        self.pages, self.states = reuse.pages, reuse.states
         self.rows = UnitAllocator("batch rows", limits.max_running + 1)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -112,25 +116,20 @@ class Scheduler:
         request.finish = reason
         if request in self.running:
             self.running.remove(request)
-            self._give_back(request, keep=True)
+            self._give_back(request, keep=reason is not FinishReason.ERROR)
         elif request in self.waiting:
             self.waiting.remove(request)
 
     def _give_back(self, request: Request, *, keep: bool) -> None:
-        taken: set[int] = set()
-        self.pages.give_back(p for p in request.page_ids if p not in taken)
-        request.page_ids.clear()
-        if request.state_id > 0:
-            self.states.give_back([request.state_id])
-            request.state_id = -1
+        self.reuse.leave(request, keep=keep)
         if request.row >= 0:
             self.rows.give_back([request.row])
             request.row = -1
 
     def preempt(self, request: Request) -> None:
-        """Take everything from a running request; it computes its tokens again when it comes back."""
+        """Take everything from a running request; what the cache keeps, it need not compute again."""
         self.running.remove(request)
-        self._give_back(request, keep=False)
+        self._give_back(request, keep=True)
         request.num_computed = 0
         request.preemptions += 1
         self.num_preemptions += 1
@@ -167,9 +166,22 @@ class Scheduler:
     def job_ended(self, *, committed: bool) -> None:
         """The macro-chunk is the commit unit: its tokens count from here on, or never did."""
         for work in self._job:
-            if committed and work.request.finish is None:
-                work.request.num_computed += work.num_tokens
+            request = work.request
+            if request.finish is not None:
+                continue
+            if not committed:
+                self.reuse.job_dropped(request)
+                continue
+            request.num_computed += work.num_tokens
+            self.reuse.launched(request)
+            if request.num_computed < request.num_prompt:
+                self.reuse.commit(request, request.num_computed)
         self._job = ()
+
+    def launched(self, works: Iterable[Work]) -> None:
+        """The forward of a step is enqueued."""
+        for work in works:
+            self.reuse.launched(work.request)
 
     def _is_prefill(self, request: Request) -> bool:
         """More than the newest token is uncomputed: a prompt, or a preempted request coming back."""
@@ -208,7 +220,8 @@ class Scheduler:
     def _work(self, request: Request, num_tokens: int) -> Work:
         end = request.num_computed + num_tokens
         done = end == request.num_tokens + request.num_pending
-        return Work(request, request.num_computed, num_tokens, wants_logits=done)
+        saves = self.reuse.saves_of(request, request.num_computed, num_tokens)
+        return Work(request, request.num_computed, num_tokens, done, saves)
 
     # --- memory ---
 
@@ -223,24 +236,40 @@ class Scheduler:
         return sum(self._pages_short(r, r.num_tokens) for r in self.running)
 
     def _admit(self) -> None:
-        """Let waiting requests in, oldest first, while rows, states and pages last."""
-        while self.waiting and self.rows.num_free and (self.states.num_units == 1 or self.states.num_free):
-            request = self.waiting[0]
-            need = ceil_div(request.num_tokens + 1, self.limits.page_size) + self._promised()
-            if not self._have_pages(need):
-                if self.running:
-                    return
-                self.waiting.popleft()
-                self._refuse(request, need)
+        """Let waiting requests in, oldest first, while rows, states and pages last.
+
+        Those that share the beginning of a running prefill wait for it to be committed.
+        """
+        while self.rows.num_free and (self.states.num_units == 1 or self.states.num_free):
+            request = next((r for r in self.waiting if not self.reuse.awaits(r, self.running)), None)
+            if request is None:
+                return
+            prefix = self._find_room(request)
+            if prefix is None and self.running:
+                return
+            self.waiting.remove(request)
+            if prefix is None:
+                self._refuse(request, ceil_div(request.num_tokens + 1, self.limits.page_size))
                 continue
-            self.waiting.popleft()
             request.row = self.rows.take(1)[0]
             request.state_id = self.states.take(1)[0] if self.states.num_units > 1 else 0
+            self.reuse.enter(request, prefix)
             self.running.append(request)
+
+    def _find_room(self, request: Request) -> Prefix | None:
+        """What the cache has for the request, locked, if there is room for the rest of it."""
+        need = ceil_div(request.num_tokens + 1, self.limits.page_size) + self._promised()
+        prefix = self.reuse.match(request)
+        if self._have_pages(need - len(prefix.page_ids)):
+            return prefix
+        self.reuse.cache.release(prefix)
+        if self.running or not self._have_pages(need):
+            return None
+        return self.reuse.match_nothing()
 
     def _have_pages(self, count: int) -> bool:
         if count > self.pages.num_free:
-            self.pages.give_back(self.cache.evict(count - self.pages.num_free))
+            self.pages.give_back(self.reuse.cache.evict(count - self.pages.num_free))
         return count <= self.pages.num_free or self._grow_pages(count - self.pages.num_free)
 
     def _refuse(self, request: Request, need: int) -> None:
@@ -274,6 +303,7 @@ class Scheduler:
 
     def moved(self, pages: dict[int, int]) -> None:
         """Rename pages after the pool relocated them."""
+        self.reuse.cache.moved(pages)
         for request in self.running:
             request.page_ids[:] = [pages.get(p, p) for p in request.page_ids]
 
@@ -282,8 +312,17 @@ class Scheduler:
         for allocator in (self.pages, self.states, self.rows):
             allocator.check()
         owners = [*self.running, *extra]
-        pages = [p for r in owners for p in r.page_ids]
-        assert len(pages) == len(set(pages)) == self.pages.num_used, "pages leak or are shared"
+        pages = [p for r in owners for p in r.page_ids[r.num_shared :]]
+        cached = self.reuse.cache.num_pages
+        assert len(pages) == len(set(pages)) == self.pages.num_used - cached, "pages leak or are shared"
         assert self.rows.num_used == len(owners), "rows leak"
+        states = sum(r.state_id > 0 for r in owners) + self.reuse.cache.num_units
+        assert self.states.num_used == states, "states leak"
         for request in self.waiting:
             assert not request.page_ids and request.row < 0, "a waiting request holds units"
+
+    def shrink_cache(self, num_pages: int) -> None:
+        """Make the used pages fit a pool of `num_pages`, as far as what runs allows it."""
+        over = self.pages.num_used - (num_pages - 1)
+        if over > 0:
+            self.pages.give_back(self.reuse.cache.evict(over))

@@ -119,3 +119,45 @@ def test_views_follow_the_pool_when_it_is_resized() -> None:
     assert len(storage.pages()) == 8 and storage.pages() is storage.pages()
     storage.pool.resize(3)
     assert len(storage.pages()) == 3
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "normal"])
+@pytest.mark.parametrize("positions", [(2,), (1, 3), (5, 9), (3, 70), (12, 90)])
+def test_a_copy_left_on_the_way_is_the_state_of_a_run_that_ends_there(
+    positions: tuple[int, ...], exact: bool
+) -> None:
+    """Also where the convolution still looks back before the segment, and for a run of one token."""
+    start, length = 2, max(positions)
+    inputs = [rand(length, DELTA.conv_dim), rand(DELTA.conv_kernel, DELTA.conv_dim)]
+    inputs += [-rand(length, 2).abs(), rand(length, 2).abs()]
+
+    def run(storage: gated_delta.GatedDelta, begin: int, end: int, state: int, **more: object) -> None:
+        rows = slice(begin, end)
+        qkv, weight, g, beta = inputs
+        made = batch(segment(end - begin, begin, [1], state, **more))
+        for layer in range(2):
+            storage.attend(layer, qkv[rows], weight, g[rows], beta[rows], made)
+
+    def storage() -> gated_delta.GatedDelta:
+        spec = gated_delta.state_spec(DELTA, 2, torch.float32)
+        made = gated_delta.GatedDelta(DELTA, 2, Numerics(torch.float32, exact), pool(spec.unit_bytes))
+        run(made, 0, start - 1, 1)
+        run(made, start - 1, start, 1, saves=((start, 7),))
+        return made
+
+    whole = storage()
+    if length > start:
+        saves = tuple((p, 2 + i) for i, p in enumerate(positions) if p > start)
+        run(whole, start, length, 1, saves=(*saves, (length + 5, 6)))
+    for i, position in enumerate(positions):
+        single = storage()
+        if position > start:
+            run(single, start, position, 1)
+            theirs, ours = (s.states() for s in (single, whole))
+            for a, b in zip(theirs, ours, strict=True):
+                torch.testing.assert_close(b[2 + i], a[1], rtol=1e-5, atol=1e-5)
+    conv, delta = whole.states()
+    assert torch.isnan(delta[6]).all(), "a copy that lies behind the segment is not its business"
+    early = storage()
+    for a in early.states():
+        assert torch.equal(a[7], a[1])

@@ -217,7 +217,8 @@ class World:
         for tokens, marks in self.paths():
             branch = max((len(t) for t in self._branches(tokens)), default=0)
             locked = max((n for n in range(len(tokens) + 1) if tokens[:n] in held), default=0)
-            useful = -(-max([branch, locked, *marks]) // self.size) * self.size
+            inside = max([locked, *marks])
+            useful = -(-inside // self.size) * self.size if inside > branch else branch
             out |= {tokens[:n] for n in range(useful + 1, len(tokens) + 1)}
         return out
 

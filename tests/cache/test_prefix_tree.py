@@ -88,7 +88,9 @@ TestCacheWithoutStates.settings = settings(max_examples=25, stateful_step_count=
 
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("page", [1, 4, 7])
-@pytest.mark.parametrize("steps", [400, pytest.param(10000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "steps", [400, pytest.param(10000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+)
 def test_a_long_random_life_keeps_every_page_in_one_place(steps, page, states):
     rng = random.Random(page)
     world = World(page=page, pages=120 // page, states=states)

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from freetoken.cache.null import NullCache
+from freetoken.cache.pages import UnitAllocator
+from freetoken.core.prefix import NoMover
 from freetoken.core.request import FinishReason, Request, SamplingParams, Submit
+from freetoken.engine.reuse import Reuse
 from freetoken.engine.scheduler import Limits, NeedsSync, Scheduler, share
 
 
@@ -20,7 +23,10 @@ def scheduler(
     pages: int = 17, running: int = 4, chunk: int = 8, jobs=lambda n: False, page: int = 4
 ) -> Scheduler:
     limits = Limits(running, chunk, 32, page, 1000)
-    return Scheduler(limits, pages, running + 1, NullCache(), wants_job=jobs)
+    reuse = Reuse(
+        NullCache(), UnitAllocator("pages", pages), UnitAllocator("states", running + 1), NoMover(), page
+    )
+    return Scheduler(limits, reuse, wants_job=jobs)
 
 
 def settle(s: Scheduler, works) -> None:

@@ -12,21 +12,27 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from freetoken.cache.checkpoints import Checkpoints
+from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.null import NullCache
+from freetoken.cache.pages import UnitAllocator
 from freetoken.core.batch import Batch
 from freetoken.core.interfaces import Device, ExpertBackend, ExpertStats, Model, Routing
 from freetoken.core.machine import preset
 from freetoken.core.model_config import LayerSpec, ModelConfig, MoESpec
 from freetoken.core.options import Options
+from freetoken.core.prefix import PrefixCache
 from freetoken.core.request import Output, SamplingParams, Submit
 from freetoken.devices.cpu import CpuDevice
 from freetoken.engine.budget import Sizes
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, make_plan
+from freetoken.engine.reuse import Reuse
 from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
+from freetoken.engine.states import StateMover
 
 VOCAB, PAGE = 97, 4
 EOS = 0
@@ -93,6 +99,7 @@ class ToyModel(Model):
     def __init__(self, kv, state) -> None:
         self.config = CONFIG
         self.kv, self.state = kv, state
+        self.num_tokens = 0
         self.fail_at = -1
         self.nan_row_of = -1
         self.forwards = 0
@@ -110,13 +117,16 @@ class ToyModel(Model):
         answers = torch.zeros_like(h)
         for b in range(len(batch.segments)):
             rows = range(batch.query_start[b], batch.query_start[b + 1])
-            unit = int(batch.state_ids[b])
+            unit, saves = int(batch.state_ids[b]), dict(batch.segments[b].saves)
+            self.num_tokens += len(rows) * (layer == 0)
             value = 0 if bool(batch.fresh[b]) else int(states[unit, layer])
             for row in rows:
                 token, position = int(batch.ids[row]), int(batch.positions[row])
                 pages[batch.page_table[b][position // PAGE], layer, position % PAGE] = token
                 value = mix(value, token)
                 ids = pages[batch.page_table[b][: position // PAGE + 1], layer].reshape(-1)[: position + 1]
+                if position + 1 in saves:
+                    states[saves[position + 1], layer] = value
                 answers[row] = -1.0 if int(ids[0]) == self.nan_row_of else (value + int(ids.sum())) % VOCAB
             states[unit, layer] = value
         assert layer == 0 or torch.equal(h, answers), "layers disagree"
@@ -141,9 +151,20 @@ class ToyModel(Model):
 
 
 class Bench:
-    """An engine around the toy, stepped by hand; `outputs` collects per request."""
+    """An engine around the toy, stepped by hand; `outputs` collects per request.
 
-    def __init__(self, pages: int = 64, device: Device | None = None, job_bytes: int = 0, **wishes) -> None:
+    slots  checkpoints in host memory; None: no prefix cache
+    """
+
+    def __init__(
+        self,
+        pages: int = 64,
+        device: Device | None = None,
+        job_bytes: int = 0,
+        slots: int | None = None,
+        units: int = 3,
+        **wishes,
+    ) -> None:
         device = device or CpuDevice(memory_bytes=1 << 30)
         sizes = Sizes(0, 2 * PAGE * 8, PAGE, 16, 0, 0, 0)
         facts = Facts(
@@ -156,15 +177,21 @@ class Bench:
         plan = replace(plan, macro_tokens=32, max_model_len=min(plan.max_model_len, 1000))
         running = plan.max_running
         kv = device.pool("kv", sizes.page_bytes, pages, min_units=1, max_units=pages * 2)
-        state = device.pool("state", 16, running + 1, min_units=1, max_units=running + 1)
+        units = 0 if slots is None else units
+        count = running + 1 + units
+        state = device.pool("state", 16, count, min_units=1, max_units=count)
         self.model, self.experts = ToyModel(kv, state), ToyExperts(job_bytes)
         sampler = Sampler(running + 1, device.torch_device)
         runner = Runner(self.model, self.experts, device, sampler)
         runner.reserve(running, plan.chunk_tokens, 300, PAGE)
         limits = Limits(running, plan.chunk_tokens, plan.macro_tokens, PAGE, plan.max_model_len)
-        self.scheduler = Scheduler(
-            limits, pages, running + 1, NullCache(), wants_job=lambda n: self.experts.absent_bytes(n) > 8
-        )
+        states = UnitAllocator("states", count)
+        mover = StateMover(device, kv, state, slots or 0)
+        self.cache: PrefixCache = NullCache()
+        if slots is not None:
+            self.cache = ContextCache(PAGE, Checkpoints(states, units, slots, mover))
+        reuse = Reuse(self.cache, UnitAllocator("pages", pages), states, mover, PAGE)
+        self.scheduler = Scheduler(limits, reuse, wants_job=lambda n: self.experts.absent_bytes(n) > 8)
         memory = Memory(plan, sizes, device, kv, self.experts)
         self.engine = Engine(plan, self.scheduler, runner, memory, device, (EOS,))
         self.engine._sink = self._take
@@ -174,9 +201,11 @@ class Bench:
         for output in outputs:
             self.outputs.setdefault(output.request_id, []).append(output)
 
-    def submit(self, name: str, prompt, **params) -> None:
+    def submit(self, name: str, prompt, anchors=(), anchor_ids=(), group="", **params) -> None:
         params = {"temperature": 0.0, "max_tokens": 12, **params}
-        self.engine.submit(Submit(name, np.asarray(prompt, np.int32), SamplingParams(**params)))
+        ids = np.asarray(prompt, np.int32)
+        sampling = SamplingParams(**params)
+        self.engine.submit(Submit(name, ids, sampling, tuple(anchors), tuple(anchor_ids), group))
 
     def steps(self, count: int = 1) -> None:
         for _ in range(count):
@@ -201,5 +230,7 @@ class Bench:
     def check_empty(self) -> None:
         self.scheduler.check()
         s = self.scheduler
+        s.reuse.clear()
+        s.check()
         assert s.pages.num_used == s.states.num_used == s.rows.num_used == 0, "units leaked"
         assert self.experts.jobs_open == 0, "a job was left open"

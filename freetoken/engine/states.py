@@ -1,0 +1,50 @@
+"""The bytes of the prefix cache: KV pages and recurrent states, on the device and in host memory.
+
+Owns the host memory of checkpoints and the stream on which it is filled and read; which unit holds what
+is the cache's. Order: copies within the device run on `compute`; a save waits for all that `compute` has
+been given, a load waits for earlier saves on its stream, and `compute` waits for the load.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from freetoken.core.interfaces import Device, Event, Pool
+from freetoken.core.prefix import UnitMover
+
+
+class StateMover(UnitMover):
+    """num_slots places of one state each in host memory, numbered from 1; taken when first written."""
+
+    def __init__(self, device: Device, kv: Pool, states: Pool | None, num_slots: int) -> None:
+        self._device, self._kv, self._states = device, kv, states
+        self._stream = device.stream("states")
+        self._reading: dict[int, Event] = {}
+        unit_bytes = states.unit_bytes if states is not None else 0
+        self._host = torch.empty(num_slots + 1, unit_bytes, dtype=torch.uint8)
+
+    def copy_page(self, src: int, dst: int) -> None:
+        self._kv.relocate([src], [dst])
+
+    def copy_state(self, src: int, dst: int) -> None:
+        assert self._states is not None
+        self._states.relocate([src], [dst])
+
+    def save_state(self, unit: int, slot: int) -> None:
+        assert self._states is not None
+        self._stream.wait(self._device.compute.record())
+        self._stream.copy(self._host[slot], self._states.view()[unit])
+        self._reading[unit] = self._stream.record()
+
+    def load_state(self, slot: int, unit: int) -> None:
+        assert self._states is not None
+        self._stream.wait(self._device.compute.record())
+        self._stream.copy(self._states.view()[unit], self._host[slot])
+        self._device.compute.wait(self._stream.record())
+
+    def is_saved(self, unit: int) -> bool:
+        event = self._reading.get(unit)
+        if event is not None and event.done():
+            del self._reading[unit]
+            event = None
+        return event is None
