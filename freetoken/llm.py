@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from freetoken.bench.traces import RoutingRecorder
 from freetoken.chat.codec import AnswerReader, ChatCodec, Prompt
+from freetoken.chat.constraint import ConstraintMaker, TokenConstraint
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish
 from freetoken.chat.script import Script
@@ -121,6 +122,7 @@ class LLM:
         self._draining = False
         self._recorder: RoutingRecorder | None = None
         self._script: Script | None = None
+        self._constraints: ConstraintMaker | None = None
         atexit.register(_close, weakref.ref(self))
 
     # --- life ---
@@ -139,6 +141,7 @@ class LLM:
         except FreeTokenError as e:
             self._status = Status("failed", 0, e)
             raise
+        self._constraints = ConstraintMaker(built.codec, built.config.vocab_size)
         self._built = built
         self.model_name = built.plan.model_name
         if self.options.record_routing:
@@ -228,7 +231,14 @@ class LLM:
             said = self._script.answer(conversation, codec.grammar, in_thinking=prompt.starts_in_thinking)
             ids = codec.tokenizer.encode(said)
             sampling = replace(sampling, forced_ids=(*map(int, ids), *prompt.stop_ids[:1]))
-        submit = Submit(request_id, prompt.ids, sampling, prompt.anchor_positions, prompt.anchor_ids)
+        submit = Submit(
+            request_id,
+            prompt.ids,
+            sampling,
+            prompt.anchor_positions,
+            prompt.anchor_ids,
+            constraint=self._constrained(conversation, params, prompt),
+        )
         return self._submit(submit, reader)
 
     def count_chat(self, conversation: Conversation, params: GenerateParams) -> int:
@@ -274,6 +284,15 @@ class LLM:
             params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
         )
         return self.built.codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+
+    def _constrained(
+        self, conversation: Conversation, params: GenerateParams, prompt: Prompt
+    ) -> TokenConstraint | None:
+        """The form that the answer must have, compiled; RequestError if it can't be enforced."""
+        thinks = params.thinking or self.options.thinking
+        may_think = thinks != "off" if conversation.thinking is None else conversation.thinking
+        assert self._constraints is not None
+        return self._constraints.make(conversation, prompt, may_think=may_think)
 
     def _check_length(self, used: int, params: GenerateParams, param: str) -> None:
         """The prompt and at least one token, or all that is wished explicitly, must fit the context."""

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from freetoken.api.answer_format import only_one, read_format
 from freetoken.api.anthropic_content import Turn, read_tools, read_turns, system_turns
 from freetoken.api.body import decode
 from freetoken.api.sampling import MAX_STOPS, out_of_range, refuse_fields
 from freetoken.api.tool_choice import ToolChoice, check_tool_choice
-from freetoken.chat.conversation import Conversation
+from freetoken.chat.conversation import AnswerFormat, Conversation
 from freetoken.core.errors import RequestError
 from freetoken.core.generate import GenerateParams, Thinking
 
@@ -86,7 +87,6 @@ class CountRequest(msgspec.Struct, kw_only=True):
                 hint="End with a user message.",
                 param="messages",
             )
-        self._refuse_format()
         asked = self.tool_choice or ChoiceIn()
         tools = read_tools(self.tools or [], self.messages)
         choice = check_tool_choice(asked.choice(), tools)
@@ -99,6 +99,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
             thinking=self.thinking.switch if self.thinking else None,
             think_budget=self.budget,
             template_kwargs={"reasoning_effort": self.effort} if self.effort else {},
+            answer_format=self._format,
         )
 
     def thinking_params(self) -> GenerateParams:
@@ -118,9 +119,12 @@ class CountRequest(msgspec.Struct, kw_only=True):
     def effort(self) -> str | None:
         return self.output_config.effort if self.output_config else None
 
-    def _refuse_format(self) -> None:
-        wished = self.output_format or (self.output_config.format if self.output_config else None)
-        refuse_fields({"output_config.format": wished}, "this version can't constrain the answer's form")
+    @property
+    def _format(self) -> AnswerFormat | None:
+        in_config = self.output_config.format if self.output_config else None
+        return only_one(
+            read_format(in_config, "output_config.format"), read_format(self.output_format, "output_format")
+        )
 
 
 class MessagesRequest(CountRequest, kw_only=True):

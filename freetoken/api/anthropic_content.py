@@ -200,7 +200,8 @@ def read_tools(tools: Sequence[Block], turns: Sequence[Turn]) -> tuple[Tool, ...
         elif not tool.get("defer_loading") or name in named:
             schema = tool.get("input_schema")
             described = str(tool.get("description") or "")
-            found.append(Tool(name, described, schema) if isinstance(schema, dict) else Tool(name, described))
+            more = {"parameters": schema} if isinstance(schema, dict) else {}
+            found.append(Tool(name, described, strict=tool.get("strict") is True, **more))
     return tuple(found)
 
 

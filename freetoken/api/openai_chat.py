@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from freetoken.api.answer_format import only_one, read_extensions, read_format
 from freetoken.api.body import decode
 from freetoken.api.sampling import Sampling, out_of_range, refuse_fields
 from freetoken.api.thoughts import check_effort, thinks_by_effort
 from freetoken.api.tool_choice import ToolChoice, check_tool_choice, word_choice
-from freetoken.chat.conversation import Conversation, Message, Tool, ToolCall
+from freetoken.chat.conversation import AnswerFormat, Conversation, Message, Tool, ToolCall
 from freetoken.core.errors import RequestError
 from freetoken.core.generate import GenerateParams, Thinking
 
@@ -46,6 +47,7 @@ class FunctionIn(msgspec.Struct):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ThinkingIn(msgspec.Struct):
@@ -113,6 +115,7 @@ class ChatRequest(Sampling, kw_only=True):
             thinking=thinking,
             think_budget=self.budget,
             template_kwargs=kwargs,
+            answer_format=self._format(),
         )
 
     def generate_params(self) -> GenerateParams:
@@ -144,22 +147,16 @@ class ChatRequest(Sampling, kw_only=True):
         return self.thinking_budget
 
     def _refuse(self) -> None:
-        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
-        constraints = {n: getattr(self, n) for n in (*names, "grammar", "json_schema")}
-        refuse_fields(constraints, "this version can't constrain the answer's form")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            raise RequestError(
-                f"response_format of type {kind!r} is not supported.",
-                code="unsupported_response_format",
-                hint="Leave it out and describe the format in the prompt.",
-                param="response_format",
-            )
         refuse_fields({"functions": self.functions}, "tools took its place")
         refuse_fields({"audio": self.audio}, "this model writes text only")
         refuse_fields({"continue_final_message": self.continue_final_message}, "answers begin a new turn")
         if set(self.modalities or ["text"]) != {"text"}:
             refuse_fields({"modalities": self.modalities}, "this model writes text only")
+
+    def _format(self) -> AnswerFormat | None:
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+        wishes = read_extensions({n: getattr(self, n) for n in (*names, "grammar", "json_schema")})
+        return only_one(read_format(self.response_format, "response_format"), *wishes)
 
     def _tool_choice(self) -> ToolChoice:
         choice = self.tool_choice
@@ -223,6 +220,5 @@ def _tool(tool: ToolIn, where: str) -> Tool:
             param=where,
         )
     function = tool.function
-    if function.parameters is None:
-        return Tool(function.name, function.description or "")
-    return Tool(function.name, function.description or "", function.parameters)
+    more = {} if function.parameters is None else {"parameters": function.parameters}
+    return Tool(function.name, function.description or "", strict=bool(function.strict), **more)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from freetoken.api.answer_format import read_format
 from freetoken.api.body import decode
 from freetoken.api.openai_responses_items import ToolNames, read_items
 from freetoken.api.sampling import out_of_range, refuse_fields
@@ -100,6 +101,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             thinking=thinks_by_effort(effort),
             template_kwargs={"reasoning_effort": effort} if effort else {},
+            answer_format=read_format(self.text.format if self.text else None, "text.format"),
         )
 
     def generate_params(self) -> GenerateParams:
@@ -157,14 +159,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         refuse_fields({"background": self.background}, "answers are given while the client waits")
         refuse_fields({"conversation": self.conversation}, "send its items, or previous_response_id")
         refuse_fields({"prompt": self.prompt}, "no prompts are kept here")
-        kind = ((self.text.format if self.text else None) or {}).get("type", "text")
-        if kind != "text":
-            raise RequestError(
-                f"text.format of type {kind!r} is not supported.",
-                code="unsupported_response_format",
-                hint="Leave it out and describe the format in the prompt.",
-                param="text.format",
-            )
 
     def _tool_choice(self, names: ToolNames) -> ToolChoice:
         choice = self.tool_choice

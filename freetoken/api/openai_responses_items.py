@@ -93,9 +93,8 @@ class ToolNames:
         if freeform:
             self._freeform.add(flat)
             schema = _FREEFORM
-        self.tools.append(
-            Tool(flat, described, schema) if isinstance(schema, dict) else Tool(flat, described)
-        )
+        more = {"parameters": schema} if isinstance(schema, dict) else {}
+        self.tools.append(Tool(flat, described, strict=tool.get("strict") is True, **more))
 
 
 def _joined(namespace: str, name: str) -> str:

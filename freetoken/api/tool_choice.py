@@ -1,7 +1,6 @@
 """Which tools an answer must call: the checks that all protocols share.
 
-Knows no wire shape. Forced calls need an answer whose form is constrained; until the model can do
-that they are refused, never ignored.
+Knows no wire shape. A forced call is enforced by the form of the answer, not by asking for it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from freetoken.chat.conversation import Tool
-from freetoken.core.errors import RequestError
+from freetoken.core.errors import RequestError, nearest
 
 Kind: TypeAlias = Literal["auto", "none", "required", "named"]
 
@@ -25,13 +24,20 @@ class ToolChoice:
 
 
 def check_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """Return the choice; RequestError `unsupported_tool_choice` or `unknown_tool`."""
-    if choice.kind in ("required", "named"):
-        shown = "required" if choice.kind == "required" else "naming a function"
+    """Return the choice; RequestError `unknown_tool` if there is nothing to choose."""
+    names = [tool.name for tool in tools]
+    if choice.kind == "required" and not names:
         raise RequestError(
-            f"tool_choice {shown} is not supported.",
-            code="unsupported_tool_choice",
-            hint="Use auto, and ask for the tool in the prompt.",
+            "tool_choice requires a call, but no tools are on offer.",
+            code="unknown_tool",
+            hint="Send tools, or leave tool_choice out.",
+            param="tool_choice",
+        )
+    if choice.kind == "named" and choice.name not in names:
+        raise RequestError(
+            f"tool_choice names {choice.name!r}, which is not on offer.",
+            code="unknown_tool",
+            hint=nearest(choice.name or "", names) or "Name one of the tools.",
             param="tool_choice",
         )
     return choice

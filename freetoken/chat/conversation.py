@@ -39,15 +39,29 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function on offer. `parameters` is a JSON schema of an object."""
+    """A function on offer. `parameters` is a JSON schema of an object; `strict`: calls must obey it."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
 
     def to_template(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """The form that an answer's text must have.
+
+    kind   json_schema (`value` is the schema), regex, grammar (Lark or GBNF), choice (a list of texts)
+    where  the request's field, for errors
+    """
+
+    kind: Literal["json_schema", "regex", "grammar", "choice"]
+    value: Any
+    where: str = "response_format"
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,7 @@ class Conversation:
     thinking         True, False, or None for the template's default
     think_budget     most tokens of a thinking block, None for no limit
     template_kwargs  passed to the template as they are
+    answer_format    None: free text
     """
 
     messages: tuple[Message, ...]
@@ -109,6 +124,7 @@ class Conversation:
     thinking: bool | None = None
     think_budget: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    answer_format: AnswerFormat | None = None
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freetoken.chat.conversation import Tool
+
 BACK = "back"
 FAIL = "fail"
 STOP = "stop"
@@ -67,6 +69,8 @@ class Grammar:
     think          the markers around thoughts, None if the format has none
     opens, closes  markers around blocks that agents replace whole, in prompts and answers
     write_call     (name, arguments) -> the text of such a call; None if the format has no calls
+    call_rule      (tool, rule's name, mark) -> Lark rules for calls of one tool, whose parameters obey its
+                   schema; `mark` writes a marker as a Lark term
     """
 
     states: Mapping[str, State]
@@ -74,6 +78,7 @@ class Grammar:
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
     write_call: Callable[[str, Mapping[str, Any]], str] | None = None
+    call_rule: Callable[[Tool, str, Callable[[str], str]], str] | None = None
 
     def rows(self, *, tools: bool, stops: Sequence[str]) -> Iterator[tuple[str, State]]:
         """The rows for one answer: calls only if tools are on offer; stop strings end content."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freetoken.core.request import SamplingParams
-from freetoken.engine.sampler import Draw, Sampler, adjust, draw_token, uniform
+from freetoken.engine.sampler import Draw, Sampler, adjust, allowed, draw_token, uniform
 
 
 def draw(
@@ -104,3 +104,21 @@ def test_logprobs_are_the_models_own():
     expected = logits[0].log_softmax(-1)
     assert out.logprobs[0].logprob == float(expected[0])
     assert [i for i, _ in out.logprobs[0].top] == [2, 1]
+
+
+@given(st.integers(0, 2**32), st.sets(st.integers(0, 39), min_size=1), st.sampled_from([0.0, 1.0]))
+def test_only_what_a_mask_allows_is_drawn(seed, ids, temperature):
+    flags = np.zeros(64, np.uint8)
+    flags[list(ids)] = 1
+    mask = np.packbits(flags, bitorder="little").view(np.int32)
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(seed))
+    params = SamplingParams(seed=seed, temperature=temperature, top_k=5, logit_bias=((0, 90.0),))
+    assert int(draw_token(logits, Draw(params, 0, 0, mask=mask))) in ids
+    greedy = Sampler(1, torch.device("cpu")).sample(
+        logits[None], [Draw(SamplingParams(temperature=0), 0, 0, mask=mask)]
+    )
+    assert int(greedy.ids[0]) == max(ids, key=lambda i: float(logits[i]))
+
+
+def test_ids_beyond_a_mask_are_not_allowed():
+    assert allowed(np.array([5], np.int32), 40).nonzero().flatten().tolist() == [0, 2]

@@ -1,7 +1,7 @@
 """Real coding agents in a folder of their own: what is asked of them, and how they are run.
 
 Pinned, non-interactive, without the user's environment. They are installed by npm only if
-FREETOKEN_TEST_AGENTS names a folder for them (some hundred MB); else they must be on the PATH.
+AGENTS_FOLDER names a folder for them (some hundred MB); else they must be on the PATH.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def find(session: Session) -> tuple[Path | None, str]:
     on_path = shutil.which(session.name)
     if on_path:
         return Path(on_path).parent, ""
-    folder = os.environ.get("FREETOKEN_TEST_AGENTS")
+    folder = os.environ.get("AGENTS_FOLDER")
     if not folder:
-        return None, f"{session.name} is not on the PATH and FREETOKEN_TEST_AGENTS names no folder for it"
+        return None, f"{session.name} is not on the PATH and AGENTS_FOLDER names no folder for it"
     bin_folder = Path(folder) / "node_modules" / ".bin"
     if not (bin_folder / session.name).exists():
         npm = shutil.which("npm")

@@ -29,7 +29,7 @@ def served(script: Path) -> Iterator[int]:
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 120
-        while time.monotonic() < until:
+        while time.monotonic() < until and server.poll() is None:
             try:
                 if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
                     break

@@ -6,12 +6,13 @@ The form of Qwen2.5, Qwen3 and Hermes. A call that is no JSON object with a name
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer
 from freetoken.chat.grammar import BACK, Grammar, Sink, State, spoken_rows
+from freetoken.chat.lark import json_term, literal, parameters_schema
 from freetoken.chat.parsers._example import Example, tool
 from freetoken.chat.stream_parser import parse_whole
 
@@ -22,6 +23,14 @@ THINK = ("<think>", "</think>")
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def call_rule(tool: Tool, name: str, mark: Callable[[str], str]) -> str:
+    opening = literal(f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": ')
+    return (
+        f"{name}: {mark('<tool_call>')} {opening} {name}_arguments {literal('}' + chr(10))} "
+        f"{mark('</tool_call>')}\n{name}_arguments: {json_term(parameters_schema(tool))}\n"
+    )
 
 
 GRAMMAR = Grammar(
@@ -35,6 +44,7 @@ GRAMMAR = Grammar(
     opens=("<think>", "<tool_call>", "<tool_response>"),
     closes=("</think>", "</tool_call>", "</tool_response>"),
     write_call=write_call,
+    call_rule=call_rule,
 )
 
 

@@ -9,13 +9,15 @@ parameters (they are dropped). A call without a proper function is text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer
 from freetoken.chat.grammar import BACK, FAIL, Grammar, Sink, State, spoken_rows
+from freetoken.chat.lark import json_term, literal, parameter_schema, parameters_schema
 from freetoken.chat.parsers._example import Example, tool
+from freetoken.chat.schema_value import accepted_types
 from freetoken.chat.stream_parser import parse_whole
 
 RANK = 20
@@ -26,6 +28,32 @@ def write_call(name: str, arguments: Mapping[str, Any]) -> str:
     raw = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in arguments.items()}
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in raw.items())
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+def call_rule(tool: Tool, name: str, mark: Callable[[str], str]) -> str:
+    """Parameters in the schema's order; a text ends at its closing marker, as the reader ends it."""
+    schema = parameters_schema(tool)
+    rules, body = [], []
+    for i, key in enumerate(schema.get("properties") or {}):
+        rule = f"{name}_{i}"
+        body.append(rule if key in (schema.get("required") or ()) else f"{rule}?")
+        rules.append(_parameter_rule(rule, key, parameter_schema(schema, key)))
+    opening, closing = literal(f"\n<function={tool.name}>\n"), literal("</function>\n")
+    call = f"{name}: {mark('<tool_call>')} {opening} {' '.join(body)} {closing} {mark('</tool_call>')}\n"
+    return call + "".join(rules)
+
+
+def _parameter_rule(rule: str, key: str, schema: Mapping[str, Any]) -> str:
+    opening, closing = literal(f"<parameter={key}>\n"), literal("\n</parameter>\n")
+    values = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
+    if values:
+        texts = (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        return f"{rule}: {opening} ({' | '.join(map(literal, texts))}) {closing}\n"
+    types = accepted_types(schema, schema)
+    if types and "string" not in types:
+        return f"{rule}: {opening} {rule}_value {closing}\n{rule}_value: {json_term(schema)}\n"
+    text = f"{rule}_text[suffix={literal('</parameter>')}]: /(.|\\n)*/"
+    return f'{rule}: {opening} {rule}_text "\\n"\n{text}\n'
 
 
 GRAMMAR = Grammar(
@@ -53,6 +81,7 @@ GRAMMAR = Grammar(
     opens=("<think>", "<tool_call>", "<tool_response>"),
     closes=("</think>", "</tool_call>", "</tool_response>"),
     write_call=write_call,
+    call_rule=call_rule,
 )
 
 
