@@ -4,7 +4,10 @@
 //   X                                        how it wants x and the middle: float, or uint16_t (bf16)
 //   Format(const ft_layer&, const uint8_t*)  a view of the tile
 //   columns<R, C>(i, x, xs, g, u, gs)        g and u of columns [i, i + C) for R rows
-//   down<R>(i0, i1, h, n, mid, ms, out, os)  out[r][h..h+n) (+)= sum of columns [i0, i1), ascending
+//   down<R>(i0, i1, h, n, mid, ms, out, os)  out[r][h..h+STEP) (+)= sum of columns [i0, i1), ascending, of
+//                                            which n count; lanes in any order that finish() undoes
+//   prefetch(i1, count, h)                   what down of the next `count` columns needs at h
+//   finish(from, to, n)                      STEP lanes of down to n floats of the answer
 // ORDER. A dot is one chain of vector sums along H and one fixed tree over its lanes; down is one chain over
 // the columns. Neither depends on R, C or on how rows and columns are grouped: a row has the same bits alone
 // and in a batch.
@@ -24,7 +27,7 @@ constexpr int RMAX = 2, CMAX = 1;
 #endif
 constexpr int AHEAD = 4096;   // prefetch distance along a row, bytes
 constexpr int STEP = 32;      // elements of H that one step of a plain row takes
-constexpr int STREAMS = 4;    // rows of down that are walked side by side for a single row of x
+constexpr int STREAMS = 8;    // columns of down that are walked side by side while few rows of x share them
 
 FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) + 32; }
 
@@ -99,21 +102,34 @@ static void gate_up(const Format& f, int w, int num_rows, const typename Format:
   }
 }
 
+// Columns lie one after the other, so walking some of them side by side is no linear walk through memory. What
+// is prefetched is: the next group of columns, num_bytes at each step, into L2 (measured: 22 GB/s against 11).
+FT_INLINE void prefetch_next(const uint8_t* columns, int64_t column_bytes, int i1, int num_bytes, int64_t h) {
+  const uint8_t* p = columns + i1 * column_bytes + h / STEP * num_bytes;
+  for (int b = 0; b < num_bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+}
+
 template <class Format>
 static void down(const Format& f, int w, int h_size, int num_rows, const typename Format::X* mid, int64_t ms,
-                 float* out, bool first) {
-  const int group = num_rows == 1 ? (int)ft_align(STREAMS, Format::GROUP) : w;
+                 float* out, int64_t os, bool first) {
+  const int group = num_rows <= RMAX ? (int)ft_align(STREAMS, Format::GROUP) : w;
   for (int i = 0; i < w; i += group) {
     const int end = i + group < w ? i + group : w;
     const bool fresh = first && i == 0;
     for (int h = 0; h < h_size; h += STEP) {
       const int n = h_size - h < STEP ? h_size - h : STEP;
-#define FT_CALL(R) \
-  f.template down<R>(i, end, h, n, mid + r * ms, ms, out + (int64_t)r * h_size + h, h_size, fresh)
+      f.prefetch(end, end - i, h);
+#define FT_CALL(R) f.template down<R>(i, end, h, n, mid + r * ms, ms, out + r * os + h, os, fresh)
       FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
     }
   }
+}
+
+template <class Format>
+static void finish_rows(const Format& f, int h_size, int num_rows, const float* from, int64_t os, float* to) {
+  for (int r = 0; r < num_rows; r++, from += os, to += h_size)
+    for (int h = 0; h < h_size; h += STEP) f.finish(from + h, to + h, h_size - h < STEP ? h_size - h : STEP);
 }
 
 template <class Format>
@@ -130,7 +146,8 @@ static void run_tiles(const TileJob& job) {
   float* g = (float*)job.scratch;
   float* u = g + FT_ROWS * gs;
   X* own = (X*)(u + FT_ROWS * gs);
-  X* x = (X*)((float*)own + FT_ROWS * gs);
+  float* sums = (float*)own + FT_ROWS * gs;
+  X* x = (X*)(sums + FT_ROWS * xs);
   gather(job, rows, xs, x);
   X* mid = middle(g, own);
   for (int t = job.first; t < job.last; t++) {
@@ -138,7 +155,8 @@ static void run_tiles(const TileJob& job) {
     gate_up(f, w, rows, x, xs, g, u, gs);
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
-    down(f, w, h, rows, mid, gs, job.out, t == job.first);
+    down(f, w, h, rows, mid, gs, sums, xs, t == job.first);
+    if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
 }
 
@@ -205,33 +223,25 @@ struct Plain {
   template <int R>
   FT_INLINE_MEMBER void down(int i0, int i1, int h, int n, const float* mid, int64_t ms, float* out,
                              int64_t os, bool fresh) const {
+    constexpr int V = STEP / W;
     const T* w = down_t + i0 * hidden + h;
-    if (n == STEP) {
-      constexpr int V = STEP / W;
-      F acc[R][V];
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) acc[r][v] = fresh ? zero() : load(out + r * os + v * W);
-      for (int i = i0; i < i1; i++, w += hidden) {
-        for (int b = 0; b < STEP * (int)sizeof(T); b += 64) FT_PREFETCH((const char*)w + AHEAD / 4 + b);
-        for (int v = 0; v < V; v++) {
-          F weight = Convert(w + v * W);
-          for (int r = 0; r < R; r++) acc[r][v] = fma(set1(mid[r * ms + i]), weight, acc[r][v]);
-        }
+    F acc[R][V];
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) acc[r][v] = fresh ? zero() : load(out + r * os + v * W);
+    for (int i = i0; i < i1; i++, w += hidden)
+      for (int v = 0; v < V; v++) {
+        if (v * W >= n) break;
+        F weight = v * W + W <= n ? Convert(w + v * W) : load_some<T, Convert>(w + v * W, n - v * W);
+        for (int r = 0; r < R; r++) acc[r][v] = fma(set1(mid[r * ms + i]), weight, acc[r][v]);
       }
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) store(out + r * os + v * W, acc[r][v]);
-      return;
-    }
-    for (int k = 0; k < n; k += W) {
-      const int some = n - k < W ? n - k : W;
-      for (int r = 0; r < R; r++) {
-        F acc = fresh ? zero() : load_some<float, from_f32>(out + r * os + k, some);
-        for (int i = i0; i < i1; i++)
-          acc = fma(set1(mid[r * ms + i]), load_some<T, Convert>(w + (i - i0) * hidden + k, some), acc);
-        store_some(out + r * os + k, acc, some);
-      }
-    }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) store(out + r * os + v * W, acc[r][v]);
   }
+
+  void prefetch(int i1, int count, int64_t h) const {
+    prefetch_next((const uint8_t*)down_t, hidden * sizeof(T), i1, count * STEP * (int)sizeof(T), h);
+  }
+  void finish(const float* from, float* to, int n) const { memcpy(to, from, n * sizeof(float)); }
 };
 
 template <class T>

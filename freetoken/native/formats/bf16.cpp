@@ -53,27 +53,19 @@ struct Pairs {
       }
   }
 
-  // Two vectors of 16 lanes hold h in the order of unpacklo and unpackhi; fix() restores it.
+  // The two vectors of a step hold h as unpacklo and unpackhi leave it.
   template <int R>
   FT_INLINE_MEMBER void down(int i0, int i1, int h, int n, const uint16_t* mid, int64_t ms, float* out,
                              int64_t os, bool fresh) const {
     const uint16_t* w = down_t + i0 * hidden + h;
     const __mmask32 live = n >= 32 ? 0xFFFFFFFFu : (1u << n) - 1;
-    const __mmask16 low_live = (__mmask16)live, high_live = (__mmask16)(live >> 16);
     F low[R], high[R];
     for (int r = 0; r < R; r++) {
-      low[r] = high[r] = zero();
-      if (fresh) continue;
-      F a = _mm512_maskz_loadu_ps(low_live, out + r * os);
-      F b = _mm512_maskz_loadu_ps(high_live, out + r * os + 16);
-      low[r] = _mm512_permutex2var_ps(a, split(0), b);
-      high[r] = _mm512_permutex2var_ps(a, split(4), b);
+      low[r] = fresh ? zero() : load(out + r * os);
+      high[r] = fresh ? zero() : load(out + r * os + 16);
     }
     for (int i = i0; i < i1; i += 2, w += 2 * hidden) {
-      FT_PREFETCH((const char*)w + AHEAD / 4);
-      FT_PREFETCH((const char*)(w + hidden) + AHEAD / 4);
-      I a = _mm512_maskz_loadu_epi16(live, w);
-      I b = i + 1 < i1 ? _mm512_maskz_loadu_epi16(live, w + hidden) : _mm512_setzero_si512();
+      I a = _mm512_maskz_loadu_epi16(live, w), b = _mm512_maskz_loadu_epi16(live, w + hidden);
       I lo = _mm512_unpacklo_epi16(a, b), hi = _mm512_unpackhi_epi16(a, b);
       for (int r = 0; r < R; r++) {
         uint32_t two;
@@ -83,17 +75,22 @@ struct Pairs {
         high[r] = dot2(high[r], hi, m);
       }
     }
-    const I first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const I second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
     for (int r = 0; r < R; r++) {
-      _mm512_mask_storeu_ps(out + r * os, low_live, _mm512_permutex2var_ps(low[r], first, high[r]));
-      _mm512_mask_storeu_ps(out + r * os + 16, high_live, _mm512_permutex2var_ps(low[r], second, high[r]));
+      store(out + r * os, low[r]);
+      store(out + r * os + 16, high[r]);
     }
   }
 
-  FT_INLINE I split(int start) {  // 0..3, 8..11, 16..19, 24..27, each + start
-    const I base = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    return _mm512_add_epi32(base, _mm512_set1_epi32(start));
+  void prefetch(int i1, int count, int64_t h) const {
+    prefetch_next((const uint8_t*)down_t, 2 * hidden, i1, count * 64, h);
+  }
+  void finish(const float* from, float* to, int n) const {
+    const I first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const I second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    float both[32];
+    store(both, _mm512_permutex2var_ps(load(from), first, load(from + 16)));
+    store(both + 16, _mm512_permutex2var_ps(load(from), second, load(from + 16)));
+    memcpy(to, both, n * sizeof(float));
   }
 };
 
