@@ -321,6 +321,13 @@ class Scheduler:
         for request in self.waiting:
             assert not request.page_ids and request.row < 0, "a waiting request holds units"
 
+    @property
+    def holds_nothing(self) -> bool:
+        """True if no request owns a unit: all that is in use is the prefix cache's."""
+        cache = self.reuse.cache
+        used = (self.pages.num_used, self.states.num_used, self.rows.num_used)
+        return used == (cache.num_pages, cache.num_units, 0)
+
     def shrink_cache(self, num_pages: int) -> None:
         """Make the used pages fit a pool of `num_pages`, as far as what runs allows it."""
         over = self.pages.num_used - (num_pages - 1)

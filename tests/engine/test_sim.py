@@ -185,6 +185,7 @@ def test_the_books_are_empty_after_company_leaves():
     served.engine.abort("r5")
     served.run()
     s = served.engine.scheduler
+    s.reuse.clear()
     s.check()
     assert s.pages.num_used == s.rows.num_used == s.states.num_used == 0
     served.close()

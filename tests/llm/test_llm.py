@@ -30,7 +30,7 @@ def ask(text: str, **kw) -> Conversation:
 
 def idle(llm: LLM) -> bool:
     s = llm.built.engine.scheduler
-    return not (s.running or s.waiting) and s.pages.num_used == s.rows.num_used == s.states.num_used == 0
+    return not (s.running or s.waiting) and s.holds_nothing
 
 
 def until(condition, seconds: float = 10.0) -> None:

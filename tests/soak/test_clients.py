@@ -64,7 +64,7 @@ async def storm(url: str, requests: int) -> dict[int, str]:
 def at_rest(llm: LLM) -> bool:
     s = llm.built.engine.scheduler
     s.check()
-    return not (s.running or s.waiting) and s.pages.num_used == s.rows.num_used == s.states.num_used == 0
+    return not (s.running or s.waiting) and s.holds_nothing
 
 
 @pytest.mark.soak

@@ -1,0 +1,100 @@
+"""On the demo model, recurrent and full attention: a prefix hit is the cold run, bit by bit in exact mode."""
+
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+
+from freetoken.core.request import SamplingParams, Submit
+
+from . import sessions
+from .served import Served, Trace, serve, teacher_forced, text_ids
+
+EXACT = dict(exact=True, device="cpu", moe_backend="fused", max_model_len=4096, num_tokens=16384)
+
+
+@cache
+def cold(ids: tuple[int, ...], tokens: int) -> Trace:
+    """The same request with every cache off, in an engine that has seen nothing."""
+    return _oracle_run(ids, tokens)
+
+
+_ORACLE: dict = {}
+
+
+def oracle_engine() -> Served:
+    if "it" not in _ORACLE:
+        _ORACLE["it"] = serve(**EXACT, prefix_cache=False)
+    return _ORACLE["it"]
+
+
+def _oracle_run(ids: tuple[int, ...], tokens: int) -> Trace:
+    served = oracle_engine()
+    served.outputs.clear()
+    served.submit("cold", np.array(ids, np.int32), tokens)
+    served.run()
+    return served.trace("cold")
+
+
+def say(served: Served, name: str, turns: sessions.Turns, tokens: int, group: str = "") -> tuple[int, ...]:
+    """Submit a conversation as the codec renders it, with its anchors; returns the prompt's ids."""
+    prompt = served.built.codec.encode(sessions.conversation(turns))
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=0, ignore_eos=True)
+    anchors = (prompt.anchor_positions, prompt.anchor_ids)
+    served.engine.submit(Submit(name, prompt.ids, params, *anchors, group))
+    return tuple(int(i) for i in prompt.ids)
+
+
+@pytest.mark.parametrize("n", [k * 16 + d for k in (2, 4) for d in (-1, 0, 1)])
+def test_a_hit_is_bit_equal_at_every_edge_of_a_page(n):
+    served = serve(**EXACT)
+    ids = text_ids(served.built, n, n)
+    for name in ("first", "again"):
+        served.submit(name, ids, 6)
+        served.run()
+        assert served.trace(name) == cold(tuple(int(i) for i in ids), 6)
+    assert served.outputs["again"][-1].cached_tokens == (n - 1) // 16 * 16
+    served.close()
+
+
+def session(seed: int, turns: int, **wishes) -> tuple[int, int]:
+    """A session of edited turns, each answer compared with the cold one; (reused, asked) prompt tokens."""
+    rng, served = random.Random(seed), serve(**{**EXACT, **wishes})
+    history, reused, asked = sessions.opening(rng, 40), 0, 0
+    for turn in range(turns):
+        name = f"t{turn}"
+        ids = say(served, name, history, tokens=8)
+        served.run()
+        assert served.trace(name) == cold(ids, 8), f"turn {turn}"
+        reused += served.outputs[name][-1].cached_tokens
+        asked += len(ids)
+        history = sessions.edited((*history, *sessions.step(rng, turn, 12)), rng)
+        served.engine.scheduler.check()
+        served.engine.scheduler.reuse.cache.check()
+    served.close()
+    return reused, asked
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_edited_sessions_are_bit_equal_and_reuse_most(seed):
+    reused, asked = session(seed, 7, run_ahead=bool(seed))
+    assert reused > 0.5 * asked
+
+
+def test_a_hit_stays_within_the_rule_in_normal_mode():
+    """Class 2: the same prompt resumed and cold, teacher-forced; the best token agrees unless it is close."""
+    from freetoken.core.batch import Segment
+
+    served = serve(device="cpu", moe_backend="fused", max_model_len=2048, num_tokens=4096)
+    ids = text_ids(served.built, 4, 120)
+    runner, pages = served.engine.runner, list(range(1, 9))
+    want = teacher_forced(served.built, ids, [120])[0]
+    runner.launch([Segment(ids[:90], 0, pages, 1, 1, saves=((57, 2), (90, 3)), anchors=(57,))])
+    noise = (teacher_forced(served.built, ids, [57, 63])[-1] - want).abs().max()
+    runner.launch([Segment(ids[:90], 0, pages, 1, 1, saves=((57, 2),), anchors=(57,))])
+    got = runner.launch([Segment(ids[57:], 57, pages, 2, 1)]).logits[0]
+    assert (got - want).abs().max() <= 4 * max(float(noise), 1e-3)
+    top = want.topk(2).values
+    assert got.argmax() == want.argmax() or float(top[0] - top[1]) < 8 * float(noise)
+    served.close()
