@@ -153,7 +153,8 @@ class ToyModel(Model):
 class Bench:
     """An engine around the toy, stepped by hand; `outputs` collects per request.
 
-    slots  checkpoints in host memory; None: no prefix cache
+    slots    checkpoints in host memory; None: no prefix cache
+    context  most tokens of a request; macro: of a job
     """
 
     def __init__(
@@ -163,27 +164,30 @@ class Bench:
         job_bytes: int = 0,
         slots: int | None = None,
         units: int = 3,
+        model: type[ToyModel] = ToyModel,
+        context: int = 1000,
+        macro: int = 32,
         **wishes,
     ) -> None:
         device = device or CpuDevice(memory_bytes=1 << 30)
         sizes = Sizes(0, 2 * PAGE * 8, PAGE, 16, 0, 0, 0)
         facts = Facts(
-            model_name="toy", sizes=sizes, experts_per_token=2, expert_flops=1.0, max_position=4096,
+            model_name="toy", sizes=sizes, experts_per_token=2, expert_flops=1.0, max_position=max(context, 4096),
             device="cpu", owns_memory=False, in_host_memory=True, free_bytes=1 << 30, host_free_bytes=1 << 30,
             machine=preset("4090"), has_states=True, run_ahead=True, min_slots=4,
         )  # fmt: skip
         wishes = {"max_running_requests": 4, "max_prefill_length": 8, "run_ahead": True, **wishes}
         plan = make_plan(Options(**wishes), facts)
-        plan = replace(plan, macro_tokens=32, max_model_len=min(plan.max_model_len, 1000))
+        plan = replace(plan, macro_tokens=macro, max_model_len=min(plan.max_model_len, context))
         running = plan.max_running
         kv = device.pool("kv", sizes.page_bytes, pages, min_units=1, max_units=pages * 2)
         units = 0 if slots is None else units
         count = running + 1 + units
         state = device.pool("state", 16, count, min_units=1, max_units=count)
-        self.model, self.experts = ToyModel(kv, state), ToyExperts(job_bytes)
+        self.model, self.experts = model(kv, state), ToyExperts(job_bytes)
         sampler = Sampler(running + 1, device.torch_device)
         runner = Runner(self.model, self.experts, device, sampler)
-        runner.reserve(running, plan.chunk_tokens, 300, PAGE)
+        runner.reserve(running, plan.chunk_tokens, context // PAGE + 50, PAGE)
         limits = Limits(running, plan.chunk_tokens, plan.macro_tokens, PAGE, plan.max_model_len)
         states = UnitAllocator("states", count)
         mover = StateMover(device, kv, state, slots or 0)
