@@ -17,6 +17,7 @@ from torch import Tensor
 from freetoken.core.request import SamplingParams, TokenLogprob
 
 _MASK = (1 << 64) - 1
+NEVER = -3e38
 
 
 @dataclass(frozen=True)
@@ -142,16 +143,19 @@ def adjust(logits: Tensor, draw: Draw) -> Tensor:
     if draw.history is not None and _penalised(p):
         _penalise(logits, draw)
     if draw.mask is not None:
-        logits[~allowed(draw.mask, logits.shape[-1]).to(logits.device)] = -torch.inf
+        logits += mask_bias(draw.mask, logits.shape[-1]).to(logits.device)
     return logits
 
 
-def allowed(mask: np.ndarray, vocab_size: int) -> Tensor:
-    """Unpack a bit mask to bool [V]; ids beyond the mask are not allowed."""
+def mask_bias(mask: np.ndarray, vocab_size: int) -> Tensor:
+    """Unpack a bit mask to float32 [V]: 0 where allowed, NEVER elsewhere and beyond the mask.
+
+    Adding is several times as fast as filling by a mask, and a finite value makes no NaN here.
+    """
     flags = np.zeros(vocab_size, np.uint8)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
     flags[: len(bits)] = bits
-    return torch.from_numpy(flags).bool()
+    return torch.from_numpy(flags).float().sub_(1).mul_(-NEVER)
 
 
 def _penalise(logits: Tensor, draw: Draw) -> None:
