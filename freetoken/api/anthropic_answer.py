@@ -71,6 +71,10 @@ class InputPiece(msgspec.Struct, tag="input_json_delta"):
     partial_json: str
 
 
+class OutputDetails(msgspec.Struct):
+    thinking_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     """`input_tokens` are those that no cache supplied; the three input figures add up to the prompt."""
 
@@ -78,6 +82,7 @@ class UsageBody(msgspec.Struct):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputDetails
 
 
 class MessageBody(msgspec.Struct, tag="message"):
@@ -280,7 +285,8 @@ class MessageRenderer(NamedEvents):
 
 def _usage(usage: Usage) -> UsageBody:
     cached = usage.cached_tokens
-    return UsageBody(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens)
+    details = OutputDetails(usage.reasoning_tokens)
+    return UsageBody(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens, details)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -35,6 +35,14 @@ class CompletionRequest(Sampling, kw_only=True):
     logprobs: int | None = None
     suffix: str | None = None
     best_of: int | None = None
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
     def prompts(self) -> list[Prompt]:
         """Each prompt as text or int32 ids [n]; RequestError says which form was wrong."""
@@ -57,6 +65,9 @@ class CompletionRequest(Sampling, kw_only=True):
 
     def generate_params(self) -> GenerateParams:
         """Raises RequestError for values out of range and fields that can't be honoured."""
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+        forms = {name: getattr(self, name) for name in (*names, "response_format", "grammar", "json_schema")}
+        refuse_fields(forms, "the form of an answer is kept in chat completions only")
         refuse_fields({"suffix": self.suffix or None}, "this model completes at the end only")
         if self.best_of is not None and self.best_of != (self.n or 1):
             refuse_fields({"best_of": self.best_of}, "n answers are returned, none is ranked")

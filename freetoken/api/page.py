@@ -35,13 +35,16 @@ with a context of {context} tokens. State: <strong>{state}</strong>.</p>
 client = OpenAI(base_url="{base}/v1", api_key="{key}")</pre>
 <ul>
 <li><code>POST /v1/chat/completions</code> chat, tools, streaming</li>
+<li><code>POST /v1/responses</code> items, tools, streaming</li>
+<li><code>POST /v1/messages</code> the same for Anthropic clients; base URL {base}</li>
 <li><code>POST /v1/completions</code> raw text or token ids</li>
 <li><a href="/v1/models"><code>GET /v1/models</code></a> what is served</li>
 <li><a href="/health"><code>GET /health</code></a> loading, ok or failed</li>
 <li><a href="/v1/stats"><code>GET /v1/stats</code></a> the engine's figures</li>
 <li><a href="/metrics"><code>GET /metrics</code></a> the same for Prometheus</li>
 </ul>
-<p>In a terminal, <code>ft chat</code> talks to this server and <code>ft --help</code> lists the rest.</p>
+<p>In a terminal, <code>ft launch</code> runs a coding agent on it, <code>ft chat</code> talks to it,
+and <code>ft --help</code> lists the rest.</p>
 </html>
 """
 

@@ -63,6 +63,7 @@ def test_the_official_client_gets_blocks_usage_and_stop_reason_streamed_and_whol
         assert message.stop_reason == "tool_use"
         usage = message.usage
         assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (3, 4, 21)
+        assert usage.output_tokens_details.thinking_tokens == 5
 
 
 @pytest.mark.parametrize(

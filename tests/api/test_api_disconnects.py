@@ -17,13 +17,20 @@ ROUNDS = [25, pytest.param(200, marks=pytest.mark.soak)]
 PHASES = ["headers", "body", "submit", "waiting", "streaming"]
 
 
-def open_request(base: str, *, stream: bool, part: str = "all", n: int = 1) -> socket.socket:
-    """Send a chat request, or only its headers or half its body, over a bare socket."""
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+}
+
+
+def open_request(
+    base: str, *, stream: bool, part: str = "all", n: int = 1, path: str = "/v1/chat/completions"
+) -> socket.socket:
+    """Send a request, or only its headers or half its body, over a bare socket."""
     host, port = base.removeprefix("http://").split(":")
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": stream, "n": n}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    )
+    body = json.dumps({**BODIES[path], "stream": stream, "n": n}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     sock = socket.create_connection((host, int(port)), timeout=10)
     sock.sendall(head if part == "headers" else head + (body[: len(body) // 2] if part == "body" else body))
     return sock
@@ -52,6 +59,18 @@ def test_leaving_at_each_phase_ends_the_generations(serve, phase, stream, rounds
         assert len(served.llm.asked) == sent
         assert f"freetoken_client_disconnects_total {float(rounds)}" in text
     wait_for(lambda: served.llm.num_cancelled == len(served.llm.asked))
+    assert not served.llm.live
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+def test_leaving_ends_the_generation_in_every_protocol(serve, path, stream):
+    served = serve(lambda _: [TextDelta("a"), HANG], fresh=True)
+    for round_ in range(10):
+        sock = open_request(served.base, stream=stream, path=path)
+        wait_for(lambda due=round_ + 1: len(served.llm.asked) == due)
+        sock.close()
+    wait_for(lambda: served.llm.num_cancelled == 10)
     assert not served.llm.live
 
 
