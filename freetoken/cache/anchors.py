@@ -36,17 +36,18 @@ def positions_to_save(anchors: Iterable[int], start: int, end: int, page_size: i
     return kept
 
 
-def choose(positions: Sequence[int], end: int, count: int) -> list[int]:
-    """Keep at most `count` of ascending positions, denser towards `end`, where edits are likelier.
+def choose(positions: Sequence[int], start: int, end: int, count: int) -> list[int]:
+    """Keep at most `count` of ascending positions between start and end, denser towards both.
 
-    Drops again and again the one whose loss costs least: tokens back to the one before it, by the
-    distance from the end. The last one stays.
+    Edits come near the end (the newest turns) or right behind the last edit (a window that moves by a
+    block a turn), which is where this prompt left the known path. Drops again and again the one whose
+    loss costs least: tokens back to the one before, by the distance from the nearer end.
     """
     kept = list(positions)
     while len(kept) > max(count, 0):
         if len(kept) == 1:
             return []
-        before = [0, *kept]
-        worth = [(p - before[i]) / (end - p + 1) for i, p in enumerate(kept[:-1])]
+        before = [start, *kept]
+        worth = [(p - before[i]) / min(end - p + 1, p - start + 1) for i, p in enumerate(kept[:-1])]
         del kept[worth.index(min(worth))]
     return kept

@@ -115,7 +115,8 @@ class Reuse:
         if num_tokens == 1:
             request.save_at = end if due[-1] == end else -1
             return ()
-        due = choose([p for p in due if p > start], request.num_tokens, self.cache.num_reservable())
+        room = self.cache.num_reservable()
+        due = choose([p for p in due if p > start], start, request.num_tokens, room)
         made = [c for c in (self.cache.reserve(p, request.submit.group) for p in due) if c is not None]
         request.saved += made
         return tuple((c.position, c.unit) for c in made)

@@ -56,7 +56,9 @@ class Counting(Bench):
         """Submit a prompt whose answer makes it `whole`; returns the request's number."""
         number, self.count = self.count, self.count + 1
         self.model.scripts[number] = whole
-        params = SamplingParams(temperature=0.0, max_tokens=max(len(whole) - len(prompt.ids), 1), ignore_eos=True)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max(len(whole) - len(prompt.ids), 1), ignore_eos=True
+        )
         anchors = (prompt.anchor_positions, prompt.anchor_ids)
         self.engine.submit(Submit(name, prompt.ids, params, *anchors, group))
         return number

@@ -7,7 +7,26 @@ from dataclasses import replace
 
 from freetoken.chat.conversation import Conversation, Message, ToolCall
 
-WORDS = "the a user asks tool file number what is define weather sum line error test run open close".split()
+WORDS = [
+    "the",
+    "a",
+    "user",
+    "asks",
+    "tool",
+    "file",
+    "number",
+    "what",
+    "is",
+    "define",
+    "weather",
+    "sum",
+    "line",
+    "error",
+    "test",
+    "run",
+    "open",
+    "close",
+]
 PLACEHOLDER = "[Old tool result content cleared]"
 Turns = tuple[Message, ...]
 

@@ -39,7 +39,7 @@ class Tally:
         self.bench = Counting(**wishes)
         self.rows: list[tuple[int, int, int]] = []
 
-    def turn(self, turns: sessions.Turns, said: sessions.Turns, *, group: str = "a", known: bool = True) -> None:
+    def turn(self, turns: sessions.Turns, said: sessions.Turns, *, group: str = "a") -> None:
         prompt, whole = answered(turns, said)
         name = f"t{len(self.rows)}"
         least = self.bench.bound(prompt.ids)

@@ -172,7 +172,8 @@ class Bench:
         device = device or CpuDevice(memory_bytes=1 << 30)
         sizes = Sizes(0, 2 * PAGE * 8, PAGE, 16, 0, 0, 0)
         facts = Facts(
-            model_name="toy", sizes=sizes, experts_per_token=2, expert_flops=1.0, max_position=max(context, 4096),
+            model_name="toy", sizes=sizes, experts_per_token=2, expert_flops=1.0,
+            max_position=max(context, 4096),
             device="cpu", owns_memory=False, in_host_memory=True, free_bytes=1 << 30, host_free_bytes=1 << 30,
             machine=preset("4090"), has_states=True, run_ahead=True, min_slots=4,
         )  # fmt: skip
