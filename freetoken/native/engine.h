@@ -6,6 +6,7 @@
 //   columns<R, C>(i, x, xs, g, u, gs)        g and u of columns [i, i + C) for R rows
 //   down<R>(i0, i1, h, n, mid, ms, out, os)  out[r][h..h+STEP) (+)= sum of columns [i0, i1), ascending, of
 //                                            which n count; lanes in any order that finish() undoes
+//   prepare(x, xs, width, rows)              fills x_sums() where the format needs them
 //   prefetch(i1, count, h)                   what down of the next `count` columns needs at h
 //   finish(from, to, n)                      STEP lanes of down to n floats of the answer
 // ORDER. A dot is one chain of vector sums along H and one fixed tree over its lanes; down is one chain over
@@ -29,7 +30,19 @@ constexpr int AHEAD = 4096;   // prefetch distance along a row, bytes
 constexpr int STEP = 32;      // elements of H that one step of a plain row takes
 constexpr int STREAMS = 8;    // columns of down that are walked side by side while few rows of x share them
 
-FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) + 32; }
+#if defined(FT_BF16_DOT)
+FT_INLINE F dot2(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
+#endif
+
+// A row of x: padded with zeros, then room for its sums over 32 elements. Not a multiple of a page.
+FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) * 17 / 16 + 64; }
+template <class X>
+FT_INLINE float* x_sums(X* x, int64_t width) {
+  return (float*)(x + ft_align(width, 256) + 32);
+}
+FT_INLINE const float* x_sums(const uint16_t* x, int64_t width) {
+  return (const float*)(x + ft_align(width, 256) + 32);
+}
 
 // Call f.op<R>() for groups of rows; written once here so that engines stay short.
 #define FT_ROW_GROUPS(rows, CALL)                     \
@@ -82,6 +95,18 @@ FT_INLINE void to_x(const float* from, uint16_t* to, int n) {
 }
 FT_INLINE float* middle(float* g, float*) { return g; }
 FT_INLINE uint16_t* middle(float*, uint16_t* own) { return own; }
+
+#if defined(FT_BF16_DOT)
+// 32 floats in the order that unpacklo and unpackhi leave, put right; n of them count.
+FT_INLINE void in_order(const float* from, float* to, int n) {
+  const I first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const I second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  float both[32];
+  store(both, _mm512_permutex2var_ps(load(from), first, load(from + 16)));
+  store(both + 16, _mm512_permutex2var_ps(load(from), second, load(from + 16)));
+  memcpy(to, both, n * sizeof(float));
+}
+#endif
 
 // --- a tile ---------------------------------------------------------------------------------------
 
@@ -149,6 +174,7 @@ static void run_tiles(const TileJob& job) {
   float* sums = (float*)own + FT_ROWS * gs;
   X* x = (X*)(sums + FT_ROWS * xs);
   gather(job, rows, xs, x);
+  Format::prepare(x, xs, h, rows);
   X* mid = middle(g, own);
   for (int t = job.first; t < job.last; t++) {
     Format f(l, job.record + l.tiles_offset + t * l.tile_bytes);
@@ -238,6 +264,7 @@ struct Plain {
       for (int v = 0; v < V; v++) store(out + r * os + v * W, acc[r][v]);
   }
 
+  static void prepare(float*, int64_t, int64_t, int) {}
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next((const uint8_t*)down_t, hidden * sizeof(T), i1, count * STEP * (int)sizeof(T), h);
   }

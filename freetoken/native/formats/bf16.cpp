@@ -6,7 +6,6 @@ namespace FT_NS {
 
 #if defined(FT_BF16_DOT)
 
-FT_INLINE F dot2(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
 FT_INLINE I load16(const uint16_t* p) { return _mm512_loadu_si512(p); }
 FT_INLINE I load16_some(const uint16_t* p, int n) {
   return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p);
@@ -81,17 +80,11 @@ struct Pairs {
     }
   }
 
+  static void prepare(uint16_t*, int64_t, int64_t, int) {}
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next((const uint8_t*)down_t, 2 * hidden, i1, count * 64, h);
   }
-  void finish(const float* from, float* to, int n) const {
-    const I first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const I second = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    float both[32];
-    store(both, _mm512_permutex2var_ps(load(from), first, load(from + 16)));
-    store(both + 16, _mm512_permutex2var_ps(load(from), second, load(from + 16)));
-    memcpy(to, both, n * sizeof(float));
-  }
+  void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
 };
 
 #endif

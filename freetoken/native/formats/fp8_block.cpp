@@ -1,0 +1,155 @@
+// FP8 e4m3 with one float32 scale for each 128 x 128 block of a matrix. A tile's columns lie in one block, or
+// in whole ones; the scales of a block that several tiles share are in each of them.
+#include "../coded.h"
+
+namespace FT_NS {
+
+struct Fp8Block {
+  static constexpr int COLUMN_BITS = 8, GROUP = 2, SIDE = 128;
+  const uint8_t *codes_gate, *codes_up, *codes_down;
+  const float *scale_gate, *scale_up, *scale_down;  // [blocks of w][blocks of H]
+  int64_t hidden, row_bytes, blocks;
+
+  Fp8Block(const ft_layer& l, const uint8_t* tile) : hidden(l.hidden) {
+    const int64_t w = l.tile_width;
+    row_bytes = row_bytes8(hidden);
+    blocks = (hidden + SIDE - 1) / SIDE;
+    const int64_t num = (w + SIDE - 1) / SIDE * blocks * 4;
+    Streams s{tile};
+    codes_gate = s.next(w * row_bytes);
+    codes_up = s.next(w * row_bytes);
+    codes_down = s.next(w * hidden);
+    scale_gate = (const float*)s.next(num);
+    scale_up = (const float*)s.next(num);
+    scale_down = (const float*)s.next(num);
+  }
+
+  FT_INLINE_MEMBER void gate(int i, int64_t k, F (&w)[V]) const {
+    row8<byte_e4m3>(codes_gate + i * row_bytes, k, w);
+    scale_all(w, set1(scale_gate[i / SIDE * blocks + k / SIDE]));
+  }
+  FT_INLINE_MEMBER void up(int i, int64_t k, F (&w)[V]) const {
+    row8<byte_e4m3>(codes_up + i * row_bytes, k, w);
+    scale_all(w, set1(scale_up[i / SIDE * blocks + k / SIDE]));
+  }
+  FT_INLINE_MEMBER void down(int i, int64_t h, F (&w)[V]) const {
+    down8<byte_e4m3>(codes_down, hidden, i, h, w);
+    scale_all(w, set1(scale_down[i / SIDE * blocks + h / SIDE]));
+  }
+};
+
+#if defined(FT_BF16_DOT)
+
+// e4m3 in the low byte of each word, the rest zero, to bfloat16. Exponents gain 120; the eight subnormals (and
+// zero) come from a table.
+FT_INLINE I words_e4m3(I b) {
+  const I tiny = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3C60,
+                                  0x3C40, 0x3C20, 0x3C00, 0x3BC0, 0x3B80, 0x3B00, 0);
+  I t = _mm512_slli_epi16(_mm512_and_si512(b, _mm512_set1_epi16(0x7F)), 4);
+  t = _mm512_add_epi16(t, _mm512_set1_epi16(120 << 7));
+  const __mmask32 small = _mm512_testn_epi16_mask(b, _mm512_set1_epi16(0x78));
+  t = _mm512_mask_permutexvar_epi16(t, small, _mm512_and_si512(b, _mm512_set1_epi16(7)), tiny);
+  return _mm512_or_si512(t, _mm512_slli_epi16(_mm512_and_si512(b, _mm512_set1_epi16(0x80)), 8));
+}
+
+struct Fp8Pairs {
+  typedef uint16_t X;
+  static constexpr int GROUP = 32;
+  Fp8Block t;
+  int64_t hidden;
+  Fp8Pairs(const ft_layer& l, const uint8_t* tile) : t(l, tile), hidden(l.hidden) {}
+
+  
+  template <int R, int C>
+  FT_INLINE_MEMBER void columns(int i, const uint16_t* x, int64_t xs, float* g, float* u, int64_t gs) const {
+    for (int c = 0; c < C; c++) {
+      F acc[2][R];
+      for (int s = 0; s < 2; s++)
+        for (int r = 0; r < R; r++) acc[s][r] = zero();
+      const uint8_t* rows[2] = {t.codes_gate + (i + c) * t.row_bytes, t.codes_up + (i + c) * t.row_bytes};
+      const float* scales[2] = {t.scale_gate + (i + c) / 128 * t.blocks, t.scale_up + (i + c) / 128 * t.blocks};
+      for (int64_t k = 0; k < hidden; k += 128)
+        for (int s = 0; s < 2; s++) {
+          F part[R];
+          for (int r = 0; r < R; r++) part[r] = zero();
+          for (int b = 0; b < 128 && k + b < hidden; b += 64) {
+            const uint8_t* p = rows[s] + k + b;
+            FT_PREFETCH(p + AHEAD);
+            I words = _mm512_loadu_si512(p);
+            I low = words_e4m3(words), high = words_e4m3(_mm512_srli_epi16(words, 8));
+            for (int r = 0; r < R; r++) {
+              const uint16_t* at = x + r * xs + k + b;
+              part[r] = dot2(part[r], low, _mm512_loadu_si512(at));
+              part[r] = dot2(part[r], high, _mm512_loadu_si512(at + 32));
+            }
+          }
+          for (int r = 0; r < R; r++) acc[s][r] = fma(part[r], set1(scales[s][k / 128]), acc[s][r]);
+        }
+      for (int r = 0; r < R; r++) {
+        g[r * gs + c] = sum(acc[0][r]);
+        u[r * gs + c] = sum(acc[1][r]);
+      }
+    }
+  }
+
+  // Lanes as unpacklo and unpackhi leave them, 32 columns to a partial sum.
+  template <int R>
+  FT_INLINE_MEMBER void down(int i0, int i1, int h, int, const uint16_t* mid, int64_t ms, float* out,
+                             int64_t os, bool fresh) const {
+    F acc[2][R];
+    for (int v = 0; v < 2; v++)
+      for (int r = 0; r < R; r++) acc[v][r] = fresh ? zero() : load(out + r * os + 16 * v);
+    for (int i = i0; i < i1; i += 32) {
+      F part[2][R];
+      for (int v = 0; v < 2; v++)
+        for (int r = 0; r < R; r++) part[v][r] = zero();
+      for (int j = i; j < i1 && j < i + 32; j += 2) {
+        I words = _mm512_loadu_si512(t.codes_down + ((int64_t)(j / 2) * hidden + h) * 2);
+        I low = words_e4m3(words), high = words_e4m3(_mm512_srli_epi16(words, 8));
+        I lo = _mm512_unpacklo_epi16(low, high), hi = _mm512_unpackhi_epi16(low, high);
+        for (int r = 0; r < R; r++) {
+          uint32_t two;
+          memcpy(&two, mid + r * ms + j, 4);
+          I m = _mm512_set1_epi32((int)two);
+          part[0][r] = dot2(part[0][r], lo, m);
+          part[1][r] = dot2(part[1][r], hi, m);
+        }
+      }
+      const F scale = set1(t.scale_down[i / 128 * t.blocks + h / 128]);
+      for (int v = 0; v < 2; v++)
+        for (int r = 0; r < R; r++) acc[v][r] = fma(part[v][r], scale, acc[v][r]);
+    }
+    for (int v = 0; v < 2; v++)
+      for (int r = 0; r < R; r++) store(out + r * os + 16 * v, acc[v][r]);
+  }
+
+  static void prepare(uint16_t*, int64_t, int64_t, int) {}
+  void prefetch(int i1, int count, int64_t h) const {
+    prefetch_next(t.codes_down, hidden, i1, count * STEP, h);
+  }
+  void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
+};
+
+#endif
+
+static void run(const TileJob& job) {
+#if defined(FT_BF16_DOT)
+  if (job.x_dtype == FT_BF16) return run_tiles<Fp8Pairs>(job);
+#endif
+  run_tiles<Coded<Fp8Block>>(job);
+}
+
+static uint64_t tile_bytes(uint32_t w, uint32_t h) {
+  if (w % 2 || h % 32 || (w > 128 ? w % 128 : 128 % w)) return 0;
+  const uint64_t scales = (w + 127ull) / 128 * ((h + 127ull) / 128) * 4;
+  Streams s{nullptr};
+  for (int i = 0; i < 2; i++) s.next(w * row_bytes8(h));
+  s.next((uint64_t)w * h);
+  for (int i = 0; i < 3; i++) s.next(scales);
+  return s.at;
+}
+
+extern const TileFormat format_fp8_block;
+const TileFormat format_fp8_block = {"fp8_block", run, tile_bytes};
+
+}  // namespace FT_NS
