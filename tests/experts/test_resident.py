@@ -212,6 +212,7 @@ def test_placement_never_changes_a_bit(data):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 @settings(max_examples=1500, deadline=None)
 @given(st.data())
 def test_placement_never_changes_a_bit_over_many_draws(data):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 
 import httpx
 import psutil
@@ -26,44 +27,54 @@ def body(number: int) -> dict:
     }  # fmt: skip
 
 
+async def answer(http: httpx.AsyncClient, number: int, leaves: bool = False) -> str | None:
+    """One stream, checked frame by frame; None if the client left it."""
+    text, done, usage = "", False, None
+    async with http.stream("POST", "/v1/chat/completions", json=body(number)) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if leaves and random.random() < 0.3:
+                return None
+            if not line.startswith("data: "):
+                assert line == "" or line.startswith(":"), line
+                continue
+            assert not done, "a frame after the end"
+            if line == "data: [DONE]":
+                done = True
+                continue
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                delta = choice["delta"]
+                text += delta.get("content") or delta.get("reasoning_content") or ""
+    assert done and usage, "a stream without an end"
+    return text
+
+
 async def client(http: httpx.AsyncClient, numbers: list[int], answers: dict[int, str]) -> None:
     """Take numbers until none is left; leave one answer in five early."""
     while numbers:
         number = numbers.pop()
-        leaves = random.Random(number).random() < 0.2
-        text, done, usage = "", False, None
-        async with http.stream("POST", "/v1/chat/completions", json=body(number)) as response:
-            assert response.status_code == 200
-            async for line in response.aiter_lines():
-                if leaves and random.random() < 0.3:
-                    break
-                if not line.startswith("data: "):
-                    assert line == "" or line.startswith(":"), line
-                    continue
-                if line == "data: [DONE]":
-                    done = True
-                    continue
-                assert not done, "a frame after the end"
-                chunk = json.loads(line[6:])
-                usage = chunk.get("usage") or usage
-                for choice in chunk["choices"]:
-                    text += choice["delta"].get("content") or choice["delta"].get("reasoning_content") or ""
-        if not leaves:
-            assert done and usage, "a stream without an end"
+        text = await answer(http, number, leaves=random.Random(number).random() < 0.2)
+        if text is not None:
             answers[number] = text
 
 
-async def storm(url: str, requests: int) -> dict[int, str]:
-    numbers, answers = list(range(requests)), {}
-    limits = httpx.Limits(max_connections=CLIENTS)
+async def storm(url: str, clients: int, numbers: list[int]) -> dict[int, str]:
+    answers: dict[int, str] = {}
+    limits = httpx.Limits(max_connections=clients)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=600) as http:
-        await asyncio.gather(*(client(http, numbers, answers) for _ in range(CLIENTS)))
+        await asyncio.gather(*(client(http, numbers, answers) for _ in range(clients)))
     return answers
+
+
+async def alone(url: str) -> dict[int, str | None]:
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        return {number: await answer(http, number) for number in range(20)}
 
 
 def at_rest(llm: LLM) -> bool:
     s = llm.built.engine.scheduler
-    s.check()
     return not (s.running or s.waiting) and s.holds_nothing
 
 
@@ -73,29 +84,15 @@ def test_a_storm_of_clients_leaves_nothing_behind():
     llm = build_llm(Options(device="cpu", moe_backend="fused", exact=True, port=0))
     threads = psutil.Process().num_threads()
     with serving(llm, llm.options) as url:
-        alone = {n: asyncio.run(storm_one(url, n)) for n in range(20)}
-        answers = asyncio.run(storm(url, REQUESTS))
+        expected = asyncio.run(alone(url))
+        answers = asyncio.run(storm(url, CLIENTS, list(range(REQUESTS))))
         for _ in range(200):
             if at_rest(llm):
                 break
-            asyncio.run(asyncio.sleep(0.05))
+            time.sleep(0.05)
         assert at_rest(llm)
+        llm.built.engine.scheduler.check()
     assert len(answers) > REQUESTS * 0.6
-    assert all(answers[n] == alone[n % 20] for n in answers), "exact mode: company changes no answer"
+    assert all(answers[n] == expected[n % 20] for n in answers), "exact mode: company changes no answer"
     llm.close()
     assert psutil.Process().num_threads() <= threads + 2
-
-
-async def storm_one(url: str, number: int) -> str:
-    answers: dict[int, str] = {}
-    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
-        request = body(number)
-        async with http.stream("POST", "/v1/chat/completions", json=request) as response:
-            text = ""
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    for choice in json.loads(line[6:])["choices"]:
-                        delta = choice["delta"]
-                        text += delta.get("content") or delta.get("reasoning_content") or ""
-            answers[number] = text
-    return answers[number]
