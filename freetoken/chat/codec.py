@@ -19,6 +19,7 @@ from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish, Reason, TokenInfo, TokenLogprobs, ToolCallEnd, Usage
 from freetoken.chat.grammar import Grammar, spoken_rows
 from freetoken.chat.inert import InertText
+from freetoken.chat.nonces import without_nonces
 from freetoken.chat.parsers import grammar_for
 from freetoken.chat.prompt_form import PromptForm, split_thoughts
 from freetoken.chat.stream_parser import StreamParser
@@ -167,9 +168,11 @@ class ChatCodec:
             raise RequestError(
                 "This model has no chat template.",
                 code="no_chat_template",
-                hint="Use /v1/completions, or start the server with --chat-template.",
+                hint="Use /v1/completions, or put a chat_template.jinja into the checkpoint folder.",
             )
-        turns = tuple(split_thoughts(turn, self.grammar.think) for turn in conversation.messages)
+        turns = tuple(
+            split_thoughts(turn, self.grammar.think) for turn in without_nonces(conversation.messages)
+        )
         messages = self._form.messages(replace(conversation, messages=turns))
         tools = [tool.to_template() for tool in conversation.offered_tools]
         variables = self._inert.break_up(conversation.template_kwargs)

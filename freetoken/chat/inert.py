@@ -6,7 +6,9 @@ that no text uses (a Unicode noncharacter), so templates still see ordinary stri
 - nothing broken (nearly always): the plain tokenizer encodes the string, ids as the reference's;
 - else a twin of the tokenizer, whose control tokens are written with that character in front,
   encodes the string in one pass: the template's ones get the mark, the user's ones are mended.
-Knows nothing of conversations. Invariant: the twin differs from the tokenizer in spelling only.
+Where the tokenizer allows it, both go piece by piece between control tokens, and pieces seen before
+cost nothing (segments.py). Knows nothing of conversations.
+Invariant: the twin differs from the tokenizer in spelling only.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from freetoken.chat.segments import SegmentMemo, is_separable
 from freetoken.chat.tokenizer import IntArray, Tokenizer, valid_unicode
 
 MARK = "\ufdd0"
@@ -36,12 +39,18 @@ class InertText:
         self._control = control
         self._twin: tokenizers.Tokenizer | None = None
         self._twin_ids: dict[int, int] = {}
+        found = {text: tokenizer.id_of(text) for text in control}
+        self._control_ids = {
+            text: np.array([id_], np.int32) for text, id_ in found.items() if id_ is not None
+        }
         longest_first = sorted(control, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         tails = {text[cut:] for text in control for cut in range(1, len(text) - 1)}
         heads = {text[:cut] for text in control for cut in range(2, len(text))}
         self._heads, self._tails = frozenset(heads), frozenset(tails)
         self._reach = max(map(len, control), default=0)
+        self.memo = SegmentMemo()
+        self._separable = is_separable(tokenizer, sorted(control))
 
     def break_up(self, value: Any) -> Any:
         """Return JSON-like data with every control text in its strings broken; other data as it is."""
@@ -56,6 +65,8 @@ class InertText:
     def encode(self, rendered: str) -> IntArray:
         """Encode a prompt rendered from broken-up data. Returns int32 [n]; adds no special tokens."""
         rendered = valid_unicode(rendered)
+        if self._separable:
+            return self._encode_pieces(rendered)
         if MARK not in rendered:
             return self._tokenizer.encode(rendered)
         parts = self._pattern.split(rendered)  # text, control, text, control, ... text
@@ -63,6 +74,22 @@ class InertText:
         parts[1::2] = [MARK + control for control in parts[1::2]]
         ids = self._twin_tokenizer().encode("".join(parts), add_special_tokens=False).ids
         return np.array([self._twin_ids.get(i, i) for i in ids], np.int32)
+
+    def _encode_pieces(self, rendered: str) -> IntArray:
+        """The same, piece by piece: text, control, text, control, ... text."""
+        parts: list[IntArray] = []
+        for i, piece in enumerate(self._pattern.split(rendered)):
+            if i % 2:
+                parts.append(self._control_ids[piece])
+            elif MARK in piece:
+                parts.append(self.memo.encode(piece.replace(MARK, ""), True, self._encode_broken))
+            elif piece:
+                parts.append(self.memo.encode(piece, False, self._tokenizer.encode))
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def _encode_broken(self, text: str) -> IntArray:
+        """Text in which control texts are just text."""
+        return np.array(self._twin_tokenizer().encode(text, add_special_tokens=False).ids, np.int32)
 
     def text(self, broken: str) -> str:
         """The text as people wrote it."""
