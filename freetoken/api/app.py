@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from freetoken.api import anthropic, models, openai_chat, openai_completions, openai_responses, page
 from freetoken.api.anthropic_answer import CountBody, MessageRenderer
 from freetoken.api.anthropic_answer import error_body as anthropic_error
-from freetoken.api.auth import Gate, allowed_origins
+from freetoken.api.auth import Gate, allowed_origins, read_keys
 from freetoken.api.body import read_body
 from freetoken.api.errors import as_error, error_response
 from freetoken.api.face import Generation, LanguageModel
@@ -57,6 +57,7 @@ class _Api:
         self.keep_alive_s = keep_alive_s
         self.metrics = Metrics()
         self.store = ResponseStore()
+        self.keys = read_keys(options)
 
     def build(self) -> ASGIApp:
         posts: dict[str, Handler] = {
@@ -92,7 +93,7 @@ class _Api:
             middleware.append(
                 Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
             )
-        middleware.append(Middleware(Gate, options=self.options))
+        middleware.append(Middleware(Gate, options=self.options, keys=self.keys))
         handlers = {HTTPException: partial(_http_error, paths)}
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
@@ -188,7 +189,7 @@ class _Api:
         return JSONResponse({"message": "hello"})
 
     async def index(self, request: Request) -> Response:
-        return HTMLResponse(page.render(self.llm, str(request.base_url), bool(self.options.api_key)))
+        return HTMLResponse(page.render(self.llm, str(request.base_url), bool(self.keys)))
 
     async def health(self, request: Request) -> Response:
         status, body = models.health(self.llm)

@@ -4,28 +4,40 @@
     missing_field      a required field is absent           param = the field
     invalid_type       a field has the wrong type           param = its path, like messages[0].role
     request_too_large  413, more than MAX_BYTES
+    request_timeout    408, not whole after MAX_SECONDS
 Unknown fields are ignored: clients send service fields that mean nothing here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from freetoken.core.errors import RequestError, TooLargeError
+from freetoken.core.errors import RequestError, TooLargeError, TooSlowError
 from freetoken.core.units import MIB, format_bytes
 
 MAX_BYTES = 64 * MIB
+MAX_SECONDS = 60.0
 _PATH = re.compile(r"^(?P<what>.*?) - at (?:`key` in |`value` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 T = TypeVar("T")
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the whole body. Raises TooLargeError, or ClientDisconnect if the client leaves meanwhile."""
+    """Read the whole body. Raises TooLargeError, TooSlowError, or ClientDisconnect if the client leaves."""
+    try:
+        return await asyncio.wait_for(_read(request), MAX_SECONDS)
+    except asyncio.TimeoutError as error:
+        raise TooSlowError(
+            f"The request body did not arrive within {MAX_SECONDS:.0f} s.", hint="Send it in one go."
+        ) from error
+
+
+async def _read(request: Request) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():

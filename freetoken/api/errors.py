@@ -45,7 +45,7 @@ def error_body(error: FreeTokenError) -> bytes:
 def error_response(error: FreeTokenError, body: ErrorBody = error_body) -> Response:
     """The whole HTTP answer: body in its protocol's shape, status, and the headers that clients act on."""
     headers = {}
-    if error.status == 503:
+    if error.status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER_S)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

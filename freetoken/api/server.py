@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from freetoken.api.app import create_app
 from freetoken.api.face import LanguageModel
@@ -33,6 +34,9 @@ from freetoken.core.options import Options
 EXIT_DRAINED = 0
 EXIT_CUT = 6
 SWITCH_INTERVAL_S = 1e-4
+HEAD_S = 20.0
+"""Longer than any client takes, short enough that idle sockets don't pile up."""
+MAX_HEAD_BYTES = 64 << 10
 _SETTLE_S = 5.0
 _log = logger("server")
 
@@ -89,6 +93,43 @@ def serving(
         thread.join()
 
 
+class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, which drops a client whose request head is late or too large."""
+
+    _patience: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        self._wait_for_head()
+        super().data_received(data)
+        if self._is_answering:
+            self._head_bytes = 0
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        if self._patience is None and not self._is_answering:
+            self._patience = self.loop.call_later(HEAD_S, self.transport.close)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server with our signals, our drain and our exit codes."""
 
@@ -109,6 +150,8 @@ class _Server(uvicorn.Server):
             access_log=False,
             lifespan="off",
             ws="none",
+            http=_Impatient,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             server_header=False,
             timeout_graceful_shutdown=int(drain_s + _SETTLE_S),
         )
@@ -144,7 +187,7 @@ class _Server(uvicorn.Server):
         began_s, were_running = time.monotonic(), bool(self.server_state.tasks)
         await self._llm.drain(self._drain_s)
         if were_running and time.monotonic() - began_s >= self._drain_s:
-            _log.warning("stopped with requests unfinished after %.0f s", self._drain_s)
+            _log.warning("stopped with requests unfinished after %g s", self._drain_s)
             self.exit_code = EXIT_CUT
 
     @contextlib.contextmanager
@@ -170,7 +213,8 @@ class _Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
             return
         self.should_exit = True
-        _log.info("stopping: running requests may finish (%.0f s); once more ends at once", self._drain_s)
+        if self._llm.status().state == "ok":  # else nothing runs, and a failed load says so itself
+            _log.info("stopping: running requests may finish (%g s); once more ends at once", self._drain_s)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,9 @@
         ForbiddenError     403     a web page or a foreign host name may not call this server
         NotFoundError      404     no such path or model
         MethodError        405     the path exists, the HTTP method doesn't fit it
+        TooSlowError       408     the request body did not arrive in time
         TooLargeError      413     the request body is larger than the server reads
+        TooManyError       429     one key (or one client) has too many requests running
       BusyError            503     the engine can't take this now (loading, draining, failed)
       DeviceError          500     a device failed; every request in flight fails with it
 
@@ -75,6 +77,8 @@ class ContextLengthError(RequestError):
         wanted = f"you requested {used + max_tokens} tokens"
         if max_tokens:
             wanted += f" ({used} in the prompt, {max_tokens} in the answer)"
+        elif used == limit:
+            wanted += ", which leaves no room for an answer"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, {wanted}.",
             hint="Shorten the prompt or lower max_tokens.",
@@ -108,6 +112,16 @@ class MethodError(RequestError):
 class TooLargeError(RequestError):
     default_code = "request_too_large"
     status = 413
+
+
+class TooSlowError(RequestError):
+    default_code = "request_timeout"
+    status = 408
+
+
+class TooManyError(RequestError):
+    default_code = "too_many_requests"
+    status = 429
 
 
 class BusyError(FreeTokenError):

@@ -6,6 +6,7 @@ its help. Precedence: flags > environment > config.toml > the model's generation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,10 +17,32 @@ from freetoken.core.units import parse_bytes
 BACKENDS = ("auto", "fused", "offload", "cpu", "hybrid")
 DEVICES = ("auto", "cuda", "cpu", "sim")
 THINKING = ("auto", "on", "off")
+_POSITIVE = 1e-3
+"""Least value of a rate in GB/s: zero would stop the simulated clock."""
 
 
-def _opt(kind: Any, help: str, group: str, *, default: Any = None, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"kind": kind, "help": help, "group": group, "choices": choices})
+def _opt(
+    kind: Any,
+    help: str,
+    group: str,
+    *,
+    default: Any = None,
+    choices: tuple[str, ...] = (),
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> Any:
+    """One option. `least` and `most` bound what a user may write; inf and nan are never numbers."""
+    return field(
+        default=default,
+        metadata={
+            "kind": kind,
+            "help": help,
+            "group": group,
+            "choices": choices,
+            "least": least,
+            "most": most,
+        },
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +51,7 @@ class Options:
 
     model: str | None = _opt(str, "checkpoint directory or script:FILE (default: the embedded demo)", "model")
     served_model_name: str | None = _opt(str, "name that /v1/models shows", "model")
-    max_model_len: int | None = _opt(int, "context limit in tokens (default: the model's)", "model")
+    max_model_len: int | None = _opt(int, "context limit in tokens (default: the model's)", "model", least=2)
     dtype: str | None = _opt(str, "compute dtype", "model", choices=("bfloat16", "float16", "float32"))
     exact: bool = _opt(
         "flag", "row-invariant float32 arithmetic: slow, for tests and research", "model", default=False
@@ -36,24 +59,26 @@ class Options:
 
     device: str = _opt(str, "where to compute", "device", default="auto", choices=DEVICES)
     machine: str | None = _opt(str, "machine preset of the simulated device", "device")
-    gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device")
+    gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device", least=1)
     memory_ratio: float | None = _opt("rate", "share of free GPU memory to use (default 0.9)", "device")
-    sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device")
-    sim_host_bw: float | None = _opt(float, "simulated host memory, GB/s", "device")
+    sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device", least=_POSITIVE)
+    sim_host_bw: float | None = _opt(float, "simulated host memory, GB/s", "device", least=_POSITIVE)
     sim_seed: int = _opt(int, "seed of the simulated completion order", "device", default=0)
 
     moe_backend: str = _opt(
         str, "where routed experts are computed", "experts", default="auto", choices=BACKENDS
     )
-    moe_cache_size: int | None = _opt(int, "expert slots on the GPU", "experts")
+    moe_cache_size: int | None = _opt(int, "expert slots on the GPU", "experts", least=1)
     moe_cache_rate: float | None = _opt("rate", "expert slots as a share of the pool", "experts")
     moe_cache_auto: bool = _opt(
         "flag", "size the expert slots from free memory (the default)", "experts", default=False
     )
     moe_policy: str | None = _opt(str, "residency policy (default: the best one measured)", "experts")
-    moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts")
-    moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts")
-    moe_hybrid_max_fetch: int | None = _opt(int, "most experts filled per layer-step in hybrid", "experts")
+    moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts", least=1, most=1024)
+    moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts", least=0)
+    moe_hybrid_max_fetch: int | None = _opt(
+        int, "most experts filled per layer-step in hybrid", "experts", least=0
+    )
     moe_prefill_hit_d2d: bool = _opt(
         "flag", "accepted; resident experts are always used in place", "experts", default=False
     )
@@ -62,37 +87,52 @@ class Options:
     )
 
     kv_reserve_tokens: int | None = _opt(
-        int, "KV tokens held back from expert slots (default 8192)", "memory"
+        int, "KV tokens held back from expert slots (default 8192)", "memory", least=0
     )
-    num_tokens: int | None = _opt(int, "KV capacity in tokens (default: what memory allows)", "memory")
-    page_size: int | None = _opt(int, "tokens a KV page", "memory")
+    num_tokens: int | None = _opt(
+        int, "KV capacity in tokens (default: what memory allows)", "memory", least=2
+    )
+    page_size: int | None = _opt(int, "tokens a KV page", "memory", least=1)
     prefix_cache: bool = _opt("flag", "reuse what earlier prompts have computed", "memory", default=True)
     checkpoint_memory: int | None = _opt(
-        "bytes", "host memory for saved recurrent states (default: an eighth of what is free)", "memory"
+        "bytes",
+        "host memory for saved recurrent states (default: an eighth of what is free)",
+        "memory",
+        least=0,
     )
-    max_prefill_length: int | None = _opt(int, "tokens of a prefill sub-chunk (default 2048)", "memory")
-    max_running_requests: int | None = _opt(int, "requests in a batch (default 32)", "memory")
+    max_prefill_length: int | None = _opt(
+        int, "tokens of a prefill sub-chunk (default 2048)", "memory", least=1
+    )
+    max_running_requests: int | None = _opt(int, "requests in a batch (default 32)", "memory", least=1)
     max_output_tokens: int | None = _opt(
-        int, "default max_tokens of a request (default: to the context's end)", "memory"
+        int, "default max_tokens of a request (default: to the context's end)", "memory", least=1
     )
-    prefill_gap_ms: float | None = _opt(float, "longest pause a prefill may cause running streams", "memory")
+    prefill_gap_ms: float | None = _opt(
+        float, "longest pause a prefill may cause running streams", "memory", least=0
+    )
     run_ahead: bool | None = _opt(
         "flag", "launch step n+1 before step n is read (default: by device)", "memory"
     )
 
     thinking: str = _opt(str, "default for requests that don't say", "chat", default="auto", choices=THINKING)
-    thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat")
+    thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat", least=0)
     tool_parser: str | None = _opt(str, "tool call format (default: from the template)", "chat")
     strict_model: bool = _opt("flag", "refuse requests that name another model", "chat", default=False)
 
     host: str = _opt(str, "address to listen on", "server", default="127.0.0.1")
     port: int = _opt(int, "port to listen on", "server", default=1919)
-    api_key: str | None = _opt(str, "key that clients must send (better as FREETOKEN_API_KEY)", "server")
+    api_key: str | None = _opt(
+        str, "key that clients must send, several comma-separated (better as FREETOKEN_API_KEY)", "server"
+    )
+    api_key_file: str | None = _opt(str, "file of keys, one a line", "server")
+    max_requests_per_key: int | None = _opt(
+        int, "requests that one key (without keys: one address) may run at once", "server", least=1
+    )
     allowed_origins: str | None = _opt(
         str, "web origins that may call the API, comma-separated (default: none)", "server"
     )
     drain_seconds: float = _opt(
-        float, "how long running requests may finish after a stop", "server", default=30.0
+        float, "how long running requests may finish after a stop", "server", default=30.0, least=0
     )
     record_routing: str | None = _opt(str, "write a routing trace (.npz) here", "server")
     log_level: str = _opt(
@@ -115,43 +155,78 @@ def parse_value(name: str, value: Any, where: str) -> Any:
     meta = next((f.metadata for f in fields(Options) if f.name == name), None)
     if meta is None:
         raise ConfigError(
-            f"{where}: unknown option {name!r}.", code="unknown_option", hint=nearest(name, names())
+            f"{where}: unknown option {name!r}.",
+            code="unknown_option",
+            hint=nearest(name, names()) or "See: ft config --all",
         )
-    kind = meta["kind"]
     try:
-        parsed = _convert(kind, value)
-    except (TypeError, ValueError) as e:
-        wanted = {"bytes": "a size like 8GiB", "rate": "a share from 0 to 1", "flag": "true or false"}
-        word = wanted.get(kind, getattr(kind, "__name__", str(kind)))
-        raise ConfigError(
-            f"{where}: {name} is {value!r}, expected {word}.", code="invalid_option", param=name
-        ) from e
+        parsed = _convert(meta["kind"], value)
+    except ConfigError as e:
+        raise ConfigError(f"{where}: {e.message}", code=e.code, hint=e.hint, param=name) from e
+    except (TypeError, ValueError, OverflowError) as e:
+        raise _invalid(name, value, where, f"expected {_KIND_WORDS[meta['kind']]}") from e
     if meta["choices"] and parsed not in meta["choices"]:
-        raise ConfigError(
-            f"{where}: {name} is {value!r}; choose one of {', '.join(meta['choices'])}.",
-            code="invalid_option",
-            hint=nearest(str(value), meta["choices"]),
-            param=name,
+        raise _invalid(
+            name,
+            value,
+            where,
+            f"choose one of {', '.join(meta['choices'])}",
+            nearest(str(value), meta["choices"]),
         )
+    if isinstance(parsed, int | float) and not meta["least"] <= parsed <= meta["most"]:
+        most = f" and at most {meta['most']}" if meta["most"] < math.inf else ""
+        raise _invalid(name, value, where, f"it must be at least {meta['least']:g}{most}")
     return parsed
 
 
+_KIND_WORDS: dict[Any, str] = {
+    "bytes": "a size like 8GiB",
+    "rate": "a share from 0 to 1",
+    "flag": "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
+
+
+def _invalid(name: str, value: Any, where: str, wanted: str, hint: str = "") -> ConfigError:
+    return ConfigError(
+        f"{where}: {name} is {value!r}, {wanted}.",
+        code="invalid_option",
+        hint=hint or f"Give another value, or leave {name} out.",
+        param=name,
+    )
+
+
 def _convert(kind: Any, value: Any) -> Any:
+    """Text or a TOML value to `kind`; nothing is cut, rounded or guessed: 1.5 is no int, true no number."""
+    if kind == "flag":
+        return _flag(value)
+    if kind is str:
+        if not isinstance(value, str) or not value:
+            raise ValueError(value)
+        return value
+    if isinstance(value, bool):
+        raise TypeError(value)
     if kind == "bytes":
         return parse_bytes(value)
-    if kind == "rate":
-        share = float(value)
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(share)
-        return share
-    if kind == "flag":
-        if isinstance(value, bool):
-            return value
-        text = str(value).strip().lower()
-        if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
-            raise ValueError(text)
-        return text in ("1", "true", "yes", "on")
-    return kind(value)
+    number = float(value)
+    if not math.isfinite(number) or (kind == "rate" and not 0.0 <= number <= 1.0):
+        raise ValueError(value)
+    if kind is int:
+        if number != int(number):
+            raise ValueError(value)
+        return int(value)
+    return number
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise ValueError(text)
+    return text in ("1", "true", "yes", "on")
 
 
 def merge(*layers: Mapping[str, Any]) -> Options:
