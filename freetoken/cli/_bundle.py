@@ -28,7 +28,7 @@ options.json    options from config.toml and FREETOKEN_* variables; keys and mod
 
 No prompts, no answers, no logs. Your home folder is written as ~.
 """
-_LEFT_OUT = ("api_key", "model", "log_file", "record_routing")
+_LEFT_OUT = ("api_key", "api_key_file", "model", "log_file", "record_routing")
 
 
 def write(path: Path, checks: Sequence[Check]) -> None:
