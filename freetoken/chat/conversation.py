@@ -8,6 +8,7 @@ Parts other than text are refused by name. Knows no protocol, template or tokeni
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -125,6 +126,12 @@ class Conversation:
     think_budget: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     answer_format: AnswerFormat | None = None
+
+    @property
+    def opening_id(self) -> str:
+        """The same for all turns of a conversation, as a rule: a checksum of how it opens."""
+        opening = "\0".join(f"{turn.role}\0{turn.content}" for turn in self.messages[:2])
+        return f"{zlib.crc32(opening.encode('utf-8', 'replace')):08x}"
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

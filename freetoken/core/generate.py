@@ -27,6 +27,7 @@ class GenerateParams:
     stop                strings that end the answer; they are not part of it
     logprobs            None = off, n >= 0 = the drawn token and the n best
     thinking_budget     most tokens of the thinking block
+    session             whose conversation it is, for fair shares of the prefix cache; "" = by its opening
     """
 
     temperature: float | None = None
@@ -46,6 +47,7 @@ class GenerateParams:
     logprobs: int | None = None
     thinking: Thinking | None = None
     thinking_budget: int | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True)
