@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import secrets
 import threading
 import time
@@ -40,6 +41,8 @@ from freetoken.engine.tap import RoutingTap
 
 log = logger("llm")
 SCRIPT_PREFIX = "script:"
+LEAST_TEMPERATURE = 1e-5
+"""Below it a draw is greedy: logits divided by less leave the range of float32 and become NaN."""
 
 
 class Generation:
@@ -135,6 +138,7 @@ class LLM:
             progress(phase, percent)
 
         try:
+            _check_trace_path(self.options.record_routing)
             self._script, options = scripted(self.options)
             built = build(options, note)
             built.engine.self_test()
@@ -226,6 +230,9 @@ class LLM:
         prompt = self._encode(conversation, params)
         self._check_length(len(prompt.ids), params, "messages")
         reader = codec.reader(conversation, prompt, stop=params.stop, logprobs=params.logprobs is not None)
+        constraint = self._constrained(conversation, params, prompt)
+        if constraint is not None:
+            params = replace(params, ignore_eos=False)  # a form ends where it ends
         sampling = self._sampling(params, len(prompt.ids), prompt.think, prompt.stop_ids)
         if self._script is not None:
             said = self._script.answer(conversation, codec.grammar, in_thinking=prompt.starts_in_thinking)
@@ -237,7 +244,8 @@ class LLM:
             sampling,
             prompt.anchor_positions,
             prompt.anchor_ids,
-            constraint=self._constrained(conversation, params, prompt),
+            group=params.session or conversation.opening_id,
+            constraint=constraint,
         )
         return self._submit(submit, reader)
 
@@ -256,8 +264,9 @@ class LLM:
             ids = np.asarray(prompt, np.int32)
         self._check_ids(ids)
         self._check_length(len(ids), params, "prompt")
+        sampling = self._sampling(params, len(ids), None, ())
         reader = codec.text_reader(ids, stop=params.stop, logprobs=params.logprobs is not None)
-        return self._submit(Submit(request_id, ids, self._sampling(params, len(ids), None, ())), reader)
+        return self._submit(Submit(request_id, ids, sampling, group=params.session), reader)
 
     def abort(self, request_id: str) -> None:
         """End a request; a no-op when it has ended."""
@@ -325,8 +334,9 @@ class LLM:
         def pick(value: float | None, name: str, neutral: float) -> float:
             return value if value is not None else given.get(name, neutral)
 
+        temperature = pick(p.temperature, "temperature", 1.0)
         return SamplingParams(
-            temperature=pick(p.temperature, "temperature", 1.0),
+            temperature=0.0 if temperature < LEAST_TEMPERATURE else temperature,
             top_k=int(pick(p.top_k, "top_k", 0)),
             top_p=pick(p.top_p, "top_p", 1.0),
             min_p=pick(p.min_p, "min_p", 0.0),
@@ -336,7 +346,7 @@ class LLM:
             logit_bias=tuple(p.logit_bias.items()),
             seed=p.seed if p.seed is not None else secrets.randbits(63),
             max_tokens=min(p.max_tokens or self.plan.max_output_tokens, self.plan.max_model_len - num_prompt),
-            stop_ids=(*stop_ids, *p.stop_token_ids),
+            stop_ids=(*(() if p.ignore_eos else stop_ids), *p.stop_token_ids),
             ignore_eos=p.ignore_eos,
             logprobs=p.logprobs,
             think=think,
@@ -366,6 +376,18 @@ def scripted(options: Options) -> tuple[Script | None, Options]:
     path = Path(str(options.model)[len(SCRIPT_PREFIX) :])
     name = options.served_model_name or f"script-{path.stem}"
     return Script.from_file(path), replace(options, model=None, served_model_name=name)
+
+
+def _check_trace_path(path: str | None) -> None:
+    """A trace is written when all is over; a folder that takes none is found out before."""
+    folder = Path(path).absolute().parent if path else None
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(
+            f"The routing trace cannot be written to {path}.",
+            code="unwritable_file",
+            hint="Name a file in a folder that is there and that you may write to with --record-routing.",
+            param="record_routing",
+        )
 
 
 def _close(llm: weakref.ref[LLM]) -> None:

@@ -70,8 +70,10 @@ class Sampling(msgspec.Struct, kw_only=True):
             if value is not None and not low <= value <= high:
                 raise out_of_range(name, value, low, high)
         for token_id, bias in (self.logit_bias or {}).items():
-            if not 0 <= token_id < 1 << 31 or not -100 <= bias <= 100:
-                raise out_of_range("logit_bias", bias, -100, 100)
+            if not 0 <= token_id < 1 << 31:
+                raise out_of_range("a token id in logit_bias", token_id, 0, 1 << 31, param="logit_bias")
+            if not -100 <= bias <= 100:
+                raise out_of_range("a bias in logit_bias", bias, -100, 100, param="logit_bias")
         for token_id in self.stop_token_ids or []:
             if not 0 <= token_id < 1 << 31:
                 raise out_of_range("stop_token_ids", token_id, 0, 1 << 31)
@@ -115,13 +117,13 @@ def for_choice(params: GenerateParams, index: int) -> GenerateParams:
     return replace(params, seed=(params.seed + index + _INT64) % (2 * _INT64) - _INT64)
 
 
-def out_of_range(name: str, value: object, low: float, high: float) -> RequestError:
+def out_of_range(name: str, value: object, low: float, high: float, param: str = "") -> RequestError:
     top = f"between {low:g} and {high:g}" if high < 1 << 31 else f"at least {low:g}"
     return RequestError(
         f"{name} is {value}, it must be {top}.",
         code="out_of_range",
         hint="Change it or leave it out.",
-        param=name,
+        param=param or name,
     )
 
 

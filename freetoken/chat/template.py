@@ -110,9 +110,9 @@ class ChatTemplate:
             )
         except Exception as error:
             raise RequestError(
-                f"The model's chat template refused the conversation: {error}",
+                f"The model's chat template refused the conversation: {str(error).rstrip('.')}.",
                 code="template_error",
-                hint="Change the roles or their order, or start the server with another --chat-template.",
+                hint="Change the roles or their order, or repair the checkpoint's chat_template.jinja.",
                 param="messages",
             ) from error
 
@@ -172,7 +172,7 @@ def _compile(environment: ImmutableSandboxedEnvironment, name: str, text: str) -
         raise WeightsError(
             f"The chat template {name!r} does not compile: {error} (line {error.lineno}).",
             code="invalid_chat_template",
-            hint="Repair chat_template.jinja or pass another one with --chat-template.",
+            hint="Repair the template in chat_template.jinja or tokenizer_config.json.",
         ) from error
 
 

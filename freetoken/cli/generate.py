@@ -52,15 +52,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    if args.prompt is not None:
-        return str(args.prompt)
-    if sys.stdin.isatty():
+    text = args.prompt
+    if text is None and not sys.stdin.isatty():
+        text = sys.stdin.read()
+    if not text:
         raise ConfigError(
             "There is no prompt.",
             code="usage",
             hint="Give --prompt TEXT, or pipe one in: echo Hi | ft generate",
         )
-    return sys.stdin.read()
+    return str(text)
 
 
 def _answer(args: argparse.Namespace, stream: Stream) -> Shown:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         code = server.run(llm, options, sock=sock, on_ready=loader.start)
     finally:
-        loader.join()
+        loader.stop()
         llm.close()
         sock.close()
     if loader.error is not None:
@@ -58,6 +58,10 @@ class _Loadable(Engine, Protocol):
     def load(self, progress: Callable[[str, int], None]) -> None: ...
 
 
+class _Unwanted(Exception):
+    """Ends a load that a stop of the server has made useless."""
+
+
 class _Loader:
     """Loads the model beside the server; a failure stops the server."""
 
@@ -65,6 +69,7 @@ class _Loader:
         self.error: Exception | None = None
         self._llm, self._out = llm, out
         self._url = ""
+        self._unwanted = False
         self._thread = threading.Thread(target=self._load, name="freetoken-load", daemon=True)
 
     def start(self, url: str) -> None:
@@ -72,15 +77,25 @@ class _Loader:
         self._out.line(f"{self._out.bold('listening')} on {url} (answers once the model is loaded)")
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait for the end of a load under way; a load that nobody wants any more is left behind."""
+    def stop(self) -> None:
+        """Nobody wants the model any more: a load under way ends at its next report of progress."""
+        self._unwanted = True
         if self._thread.ident is not None:
             self._thread.join(timeout=5.0)
 
     def _load(self) -> None:
         progress = Progress(self._out, plain_lines=True)
+
+        def report(phase: str, percent: int) -> None:
+            if self._unwanted:
+                raise _Unwanted
+            progress(phase, percent)
+
         try:
-            self._llm.load(progress)
+            self._llm.load(report)
+        except _Unwanted:
+            progress.finish()
+            return
         except Exception as e:
             self.error = e if isinstance(e, FreeTokenError) else _wrapped(e)
             progress.finish()
@@ -88,6 +103,8 @@ class _Loader:
             signal.raise_signal(signal.SIGTERM)
             return
         progress.finish()
+        if self._unwanted:
+            return
         _banner.banner(self._llm, progress, self._out)
         self._out.line(f"{self._out.bold('ready')}    {self._out.accent(self._url)}   (Ctrl-C stops)")
 

@@ -1,7 +1,8 @@
 """The user's config.toml: options under `[default]`, read with names checked, edited line by line.
 
 Owns the file's grammar and nothing else: which value wins is `options.merge`'s business. An edit
-keeps comments and order, and leaves a file that reads back as intended or changes nothing.
+keeps comments and order, and leaves a file that reads back as intended or changes nothing. The file may
+hold the API key, so that only its owner can read one that was written here.
 """
 
 from __future__ import annotations
@@ -116,10 +117,18 @@ def _edit(where: Path, name: str, line: str | None) -> None:
     new = _replaced(old.removesuffix("\n").split("\n") if old else [], name, line)
     text = "\n".join(new) + "\n"
     _parse(text, str(where))
-    where.parent.mkdir(parents=True, exist_ok=True)
     draft = where.with_name(where.name + ".new")
-    draft.write_text(text, "utf-8")
-    draft.replace(where)
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(text, "utf-8")
+        draft.replace(where)
+    except OSError as e:
+        raise ConfigError(
+            f"{where} cannot be written: {e.strerror}.",
+            code="unwritable_file",
+            hint="Set FREETOKEN_HOME to a folder that you may write to, or name a file with --config.",
+        ) from e
 
 
 def _replaced(lines: list[str], name: str, line: str | None) -> list[str]:

@@ -43,8 +43,12 @@ def option_values() -> dict[str, Any]:
             continue
         name = known.get(key[len(PREFIX) :])
         if name is None:
-            hint = nearest(key[len(PREFIX) :], known)
-            raise ConfigError(f"Unknown environment variable {key}.", code="unknown_option", hint=hint)
+            hint = nearest(key.upper(), [PREFIX + n for n in known])
+            raise ConfigError(
+                f"Unknown environment variable {key}.",
+                code="unknown_option",
+                hint=hint or "See the names with: ft config --all",
+            )
         out[name] = parse_value(name, os.environ[key], key)
     return out
 

@@ -10,6 +10,8 @@ import logging
 import sys
 import time
 
+from freetoken.core.errors import ConfigError
+
 
 def logger(room: str) -> logging.Logger:
     return logging.getLogger(f"freetoken.{room}")
@@ -27,8 +29,21 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str = "info", path: str | None = None, as_json: bool = False) -> None:
-    """Send the `freetoken` logger to stderr, or to `path`; called once by a command."""
-    handler: logging.Handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    """Send the `freetoken` logger to stderr, or to `path`; called once by a command.
+
+    Raises ConfigError `unwritable_file`.
+    """
+    try:
+        handler: logging.Handler = (
+            logging.FileHandler(path, encoding="utf-8") if path else logging.StreamHandler(sys.stderr)
+        )
+    except OSError as e:
+        raise ConfigError(
+            f"The log cannot be written to {path}: {e.strerror}.",
+            code="unwritable_file",
+            hint="Name a file in a folder that you may write to with --log-file.",
+            param="log_file",
+        ) from e
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
     handler.setFormatter(JsonFormatter() if as_json else plain)
     root = logging.getLogger("freetoken")

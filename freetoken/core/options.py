@@ -28,21 +28,12 @@ def _opt(
     *,
     default: Any = None,
     choices: tuple[str, ...] = (),
-    least: float = -math.inf,
-    most: float = math.inf,
+    bounds: tuple[float, ...] = (),
 ) -> Any:
-    """One option. `least` and `most` bound what a user may write; inf and nan are never numbers."""
-    return field(
-        default=default,
-        metadata={
-            "kind": kind,
-            "help": help,
-            "group": group,
-            "choices": choices,
-            "least": least,
-            "most": most,
-        },
-    )
+    """One option. `bounds` = (least,) or (least, most) of what a user may write."""
+    least, most = (*bounds, *(-math.inf, math.inf)[len(bounds) :])
+    meta = {"kind": kind, "help": help, "group": group, "choices": choices, "least": least, "most": most}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +42,9 @@ class Options:
 
     model: str | None = _opt(str, "checkpoint directory or script:FILE (default: the embedded demo)", "model")
     served_model_name: str | None = _opt(str, "name that /v1/models shows", "model")
-    max_model_len: int | None = _opt(int, "context limit in tokens (default: the model's)", "model", least=2)
+    max_model_len: int | None = _opt(
+        int, "context limit in tokens (default: the model's)", "model", bounds=(2,)
+    )
     dtype: str | None = _opt(str, "compute dtype", "model", choices=("bfloat16", "float16", "float32"))
     exact: bool = _opt(
         "flag", "row-invariant float32 arithmetic: slow, for tests and research", "model", default=False
@@ -59,25 +52,25 @@ class Options:
 
     device: str = _opt(str, "where to compute", "device", default="auto", choices=DEVICES)
     machine: str | None = _opt(str, "machine preset of the simulated device", "device")
-    gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device", least=1)
+    gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device", bounds=(1,))
     memory_ratio: float | None = _opt("rate", "share of free GPU memory to use (default 0.9)", "device")
-    sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device", least=_POSITIVE)
-    sim_host_bw: float | None = _opt(float, "simulated host memory, GB/s", "device", least=_POSITIVE)
+    sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device", bounds=(_POSITIVE,))
+    sim_host_bw: float | None = _opt(float, "simulated host memory, GB/s", "device", bounds=(_POSITIVE,))
     sim_seed: int = _opt(int, "seed of the simulated completion order", "device", default=0)
 
     moe_backend: str = _opt(
         str, "where routed experts are computed", "experts", default="auto", choices=BACKENDS
     )
-    moe_cache_size: int | None = _opt(int, "expert slots on the GPU", "experts", least=1)
+    moe_cache_size: int | None = _opt(int, "expert slots on the GPU", "experts", bounds=(1,))
     moe_cache_rate: float | None = _opt("rate", "expert slots as a share of the pool", "experts")
     moe_cache_auto: bool = _opt(
         "flag", "size the expert slots from free memory (the default)", "experts", default=False
     )
     moe_policy: str | None = _opt(str, "residency policy (default: the best one measured)", "experts")
-    moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts", least=1, most=1024)
-    moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts", least=0)
+    moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts", bounds=(1, 1024))
+    moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts", bounds=(0,))
     moe_hybrid_max_fetch: int | None = _opt(
-        int, "most experts filled per layer-step in hybrid", "experts", least=0
+        int, "most experts filled per layer-step in hybrid", "experts", bounds=(0,)
     )
     moe_prefill_hit_d2d: bool = _opt(
         "flag", "accepted; resident experts are always used in place", "experts", default=False
@@ -87,35 +80,35 @@ class Options:
     )
 
     kv_reserve_tokens: int | None = _opt(
-        int, "KV tokens held back from expert slots (default 8192)", "memory", least=0
+        int, "KV tokens held back from expert slots (default 8192)", "memory", bounds=(0,)
     )
     num_tokens: int | None = _opt(
-        int, "KV capacity in tokens (default: what memory allows)", "memory", least=2
+        int, "KV capacity in tokens (default: what memory allows)", "memory", bounds=(2,)
     )
-    page_size: int | None = _opt(int, "tokens a KV page", "memory", least=1)
+    page_size: int | None = _opt(int, "tokens a KV page", "memory", bounds=(1,))
     prefix_cache: bool = _opt("flag", "reuse what earlier prompts have computed", "memory", default=True)
     checkpoint_memory: int | None = _opt(
         "bytes",
         "host memory for saved recurrent states (default: an eighth of what is free)",
         "memory",
-        least=0,
+        bounds=(0,),
     )
     max_prefill_length: int | None = _opt(
-        int, "tokens of a prefill sub-chunk (default 2048)", "memory", least=1
+        int, "tokens of a prefill sub-chunk (default 2048)", "memory", bounds=(1,)
     )
-    max_running_requests: int | None = _opt(int, "requests in a batch (default 32)", "memory", least=1)
+    max_running_requests: int | None = _opt(int, "requests in a batch (default 32)", "memory", bounds=(1,))
     max_output_tokens: int | None = _opt(
-        int, "default max_tokens of a request (default: to the context's end)", "memory", least=1
+        int, "default max_tokens of a request (default: to the context's end)", "memory", bounds=(1,)
     )
     prefill_gap_ms: float | None = _opt(
-        float, "longest pause a prefill may cause running streams", "memory", least=0
+        float, "longest pause a prefill may cause running streams", "memory", bounds=(0,)
     )
     run_ahead: bool | None = _opt(
         "flag", "launch step n+1 before step n is read (default: by device)", "memory"
     )
 
     thinking: str = _opt(str, "default for requests that don't say", "chat", default="auto", choices=THINKING)
-    thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat", least=0)
+    thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat", bounds=(0,))
     tool_parser: str | None = _opt(str, "tool call format (default: from the template)", "chat")
     strict_model: bool = _opt("flag", "refuse requests that name another model", "chat", default=False)
 
@@ -126,13 +119,13 @@ class Options:
     )
     api_key_file: str | None = _opt(str, "file of keys, one a line", "server")
     max_requests_per_key: int | None = _opt(
-        int, "requests that one key (without keys: one address) may run at once", "server", least=1
+        int, "requests that one key (without keys: one address) may run at once", "server", bounds=(1,)
     )
     allowed_origins: str | None = _opt(
         str, "web origins that may call the API, comma-separated (default: none)", "server"
     )
     drain_seconds: float = _opt(
-        float, "how long running requests may finish after a stop", "server", default=30.0, least=0
+        float, "how long running requests may finish after a stop", "server", default=30.0, bounds=(0,)
     )
     record_routing: str | None = _opt(str, "write a routing trace (.npz) here", "server")
     log_level: str = _opt(

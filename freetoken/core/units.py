@@ -16,7 +16,7 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int):
         return text
     match = _SIZE.match(text)
-    if not match:
+    if not match or len(text) > 32:
         raise ConfigError(
             f"{text!r} is not a size.", code="invalid_size", hint="Write it like 8GiB or 512MiB."
         )

@@ -6,6 +6,7 @@ refuse what can't fit, then allocate and read weights. Nothing large exists befo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -255,8 +256,15 @@ def _threads(options: Options, facts: Facts) -> int:
     """Threads of one torch operation."""
     model_bytes = facts.sizes.dense_bytes + facts.sizes.num_experts * facts.sizes.record_bytes
     if options.moe_cpu_threads:
-        return options.moe_cpu_threads
-    return 1 if model_bytes < SMALL_MODEL_BYTES else psutil.cpu_count(logical=False) or 1
+        return min(options.moe_cpu_threads, _usable_cpus())
+    return 1 if model_bytes < SMALL_MODEL_BYTES else min(psutil.cpu_count(logical=False) or 1, _usable_cpus())
+
+
+def _usable_cpus() -> int:
+    """CPUs that this process may run on; a container or taskset may allow few of the machine's."""
+    if sys.platform == "linux":
+        return len(psutil.Process().cpu_affinity())
+    return psutil.cpu_count() or 1
 
 
 def _preflight(facts: Facts) -> None:
@@ -304,7 +312,9 @@ def _experts(parts: _Parts, plan: Plan) -> ExpertBackend:
         policy=policy,
         num_slots=max(plan.memory.num_slots - 1, 0),
         max_slots=max(plan.max_slots - 1, 0),
-        threads=options.moe_cpu_threads or max((psutil.cpu_count(logical=False) or 2) - 1, 1),
+        threads=min(
+            options.moe_cpu_threads or max((psutil.cpu_count(logical=False) or 2) - 1, 1), _usable_cpus()
+        ),
         cpu_layers=options.moe_cpu_layers or 0,
         max_fetch=options.moe_hybrid_max_fetch or 0,
         overlap=not options.disable_moe_prefill_overlap,

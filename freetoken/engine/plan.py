@@ -111,6 +111,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     """Decide everything. ConfigError for contradictions, CapacityError with the sum if it can't fit."""
     reasons: list[str] = []
     page_size = facts.sizes.page_size
+    _check_contradictions(options)
     limit = _context_limit(options, facts, reasons)
     _check_slots(options, facts)
     running = options.max_running_requests or 32
@@ -184,6 +185,17 @@ def _host_bytes(facts: Facts, memory: Division) -> int:
     if not facts.in_host_memory:
         return bank
     return bank + memory.used_bytes + (0 if facts.owns_memory else sizes.dense_bytes)
+
+
+def _check_contradictions(options: Options) -> None:
+    """Two wishes for one thing: neither is dropped in silence."""
+    wrong = ""
+    if options.exact and options.dtype not in (None, "float32"):
+        wrong = f"--exact computes in float32, --dtype says {options.dtype}"
+    elif options.moe_cache_size is not None and options.moe_cache_rate is not None:
+        wrong = "--moe-cache-size and --moe-cache-rate both say how many expert slots there are"
+    if wrong:
+        raise ConfigError(f"{wrong}.", code="invalid_option", hint="Leave one of the two out.")
 
 
 def _check_slots(options: Options, facts: Facts) -> None:
@@ -278,7 +290,8 @@ def _device_demand(options: Options, facts: Facts, backend: str, states: int, li
 
 def _kv_floor(options: Options, limit: int) -> int:
     """KV tokens that expert slots never get."""
-    return options.num_tokens or min(options.kv_reserve_tokens or KV_FLOOR_TOKENS, limit)
+    wish = options.kv_reserve_tokens
+    return options.num_tokens or max(min(KV_FLOOR_TOKENS if wish is None else wish, limit), 1)
 
 
 def _host_demand(

@@ -48,6 +48,7 @@ CHAT_FAULTS = [
     ({"stop": 5}, "invalid_type", "stop"),
     ({"stop_token_ids": [-1]}, "out_of_range", "stop_token_ids"),
     ({"logit_bias": {"x": 1}}, "invalid_type", "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "out_of_range", "logit_bias"),
     ({"logit_bias": {"5": 101}}, "out_of_range", "logit_bias"),
     ({"logprobs": True, "top_logprobs": 21}, "out_of_range", "top_logprobs"),
     ({"top_logprobs": 2}, "missing_field", "logprobs"),

@@ -49,6 +49,8 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--port"], "usage", "ft serve --help"),
         (["serve", "--config", "nowhere.toml"], "config_missing", "ft config set"),
         (["serve", "a", "b"], "unknown_option", "ft serve --help"),
+        (["generate", "--prompt", ""], "usage", "pipe one in"),
+        (["serve", "--log-file", "/no/such/folder/log"], "unwritable_file", "--log-file"),
         (["generate", "--prompt", "x", "--temperature", "9"], "invalid_option", "model's own"),
         (["config", "gte", "port"], "usage", "get"),
         (["config", "get", "prot"], "unknown_option", "port"),
@@ -74,7 +76,7 @@ def test_an_unknown_environment_name_is_an_error(
 ) -> None:
     monkeypatch.setenv("FREETOKEN_MOE_BAKEND", "cpu")
     assert cli.main(["config"]) == 2
-    assert "MOE_BACKEND" in capsys.readouterr().err
+    assert "FREETOKEN_MOE_BACKEND" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,16 @@ def test_any_text_survives_writing_and_reading(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.mktemp("config") / "config.toml"
     config_file.set_value("served_model_name", text, path)
     assert config_file.read(path) == {"served_model_name": text}
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(ConfigError) as e:
+        config_file.set_value("port", "3000", tmp_path / "file" / "config.toml")
+    assert e.value.code == "unwritable_file" and e.value.hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps rights elsewhere")
+def test_only_its_owner_can_read_a_file_written_here(tmp_path: Path) -> None:
+    config_file.set_value("api_key", "secret", tmp_path / "config.toml")
+    assert (tmp_path / "config.toml").stat().st_mode & 0o077 == 0

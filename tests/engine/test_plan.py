@@ -93,3 +93,17 @@ def test_few_slots_never_get_plain_lru():
 def test_a_context_beyond_the_models_positions_is_refused():
     with pytest.raises(ConfigError):
         make_plan(Options(max_model_len=70000), facts())
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"exact": True, "dtype": "bfloat16"}, {"moe_cache_size": 100, "moe_cache_rate": 0.5}],
+)
+def test_wishes_that_contradict_each_other_are_refused(wishes):
+    with pytest.raises(ConfigError) as e:
+        make_plan(Options(**wishes), facts())
+    assert e.value.code == "invalid_option" and e.value.hint
+
+
+def test_a_kv_reserve_of_zero_holds_back_one_page():
+    assert make_plan(Options(kv_reserve_tokens=0), facts()).min_pages == 2

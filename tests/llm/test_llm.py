@@ -9,7 +9,7 @@ import pytest
 
 from freetoken.chat.conversation import Conversation, Message, Tool
 from freetoken.chat.events import Finish, ReasoningDelta, fold
-from freetoken.core.errors import BusyError, ContextLengthError, FreeTokenError, RequestError
+from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
 from freetoken.core.generate import GenerateParams
 from freetoken.core.options import Options
 from freetoken.llm import LLM, build_llm
@@ -49,7 +49,8 @@ def test_a_thread_and_an_event_loop_read_the_same_events(llm):
     async_answer, sync_answer = fold(asyncio.run(collect())), fold(whole)
     assert async_answer.content == sync_answer.content != ""
     assert sum(isinstance(e, Finish) for e in whole) == 1 and isinstance(whole[-1], Finish)
-    assert async_answer.finish == sync_answer.finish
+    ends = [(f.reason, f.usage.completion_tokens) for f in (async_answer.finish, sync_answer.finish)]
+    assert ends[0] == ends[1]
 
 
 def test_usage_counts_what_was_drawn(llm):
@@ -176,3 +177,30 @@ def test_drain_refuses_the_new_finishes_the_running_and_leaves_no_thread():
     llm.close()
     llm.close()
     assert threading.active_count() == before
+
+
+def test_ignoring_the_end_of_a_turn_goes_on_to_the_limit(llm):
+    params = GenerateParams(temperature=0, max_tokens=60, thinking="off", ignore_eos=True)
+    finish = fold(llm.submit_chat(ask("Who are you?"), params, "endless")).finish
+    assert (finish.reason, finish.usage.completion_tokens) == ("length", 60)
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-40, 5e-324])
+def test_a_temperature_near_zero_is_greedy(llm, temperature):
+    params = GenerateParams(temperature=temperature, max_tokens=8, thinking="off")
+    answer = fold(llm.submit_chat(ask("Who are you?"), params, f"cold{temperature}"))
+    greedy = GenerateParams(temperature=0, max_tokens=8, thinking="off")
+    assert answer.content == fold(llm.submit_chat(ask("Who are you?"), greedy, "greedy")).content
+
+
+def test_a_prompt_as_long_as_the_context_is_told_what_is_missing(llm):
+    with pytest.raises(ContextLengthError, match="no room for an answer"):
+        llm.submit_text(np.full(llm.max_model_len, 5, np.int32), GenerateParams(), "full-up")
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path):
+    llm = LLM(Options(record_routing=str(tmp_path / "nowhere" / "trace.npz")))
+    phases = []
+    with pytest.raises(ConfigError, match="cannot be written"):
+        llm.load(lambda phase, percent: phases.append(phase))
+    assert not phases and llm.status().state == "failed"
