@@ -220,6 +220,10 @@ class WeightSource(abc.ABC):
     def close(self) -> None: ...
 
 
+CodedMatrix = Mapping[str, Tensor]
+"""A matrix in a format's own codes: `codes` uint8 [rows, K], and by name whatever scales them."""
+
+
 class WeightFormat(abc.ABC):
     """How the weights of an expert tile are coded. One file of `quant/` each, stateless.
 
@@ -240,6 +244,12 @@ class WeightFormat(abc.ABC):
     @abc.abstractmethod
     def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
         """Write three [w, H] tensors as the bytes of one tile; `out` uint8 [tile_bytes]."""
+
+    def pack_coded(
+        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
+    ) -> None:
+        """Write tile `tile` of an expert that comes in codes: gate, up [I, H] and down [H, I], whole."""
+        raise NotImplementedError(f"{self.name} has no codes")
 
     @abc.abstractmethod
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:

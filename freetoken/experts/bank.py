@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.interfaces import ExpertSink, WeightFormat
+from freetoken.core.interfaces import CodedMatrix, ExpertSink, WeightFormat
 from freetoken.core.model_config import ModelConfig
 from freetoken.experts.record import RECORD_ALIGN, RecordLayout, layout
 
@@ -73,6 +73,19 @@ class ExpertBank(ExpertSink):
             a = one.tiles_offset + tile * one.tile_bytes
             cut = slice(tile * one.tile_width, (tile + 1) * one.tile_width)
             fmt.pack_tile(gate[cut], up[cut], down_t[cut], record[a : a + one.code_bytes])
+        self._seen[layer * self.num_experts + expert] = 1
+
+    def put_coded(
+        self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
+    ) -> None:
+        """Lay out an expert that the checkpoint has in the layer's own codes: gate, up and down."""
+        one, fmt = self.layouts[layer], self.formats[layer]
+        codes = [m["codes"] for m in matrices]
+        self._check_shapes(layer, expert, *codes)
+        record = self._layers[layer][expert]
+        for tile in range(one.num_tiles):
+            a = one.tiles_offset + tile * one.tile_bytes
+            fmt.pack_coded(matrices, tile, one.tile_width, record[a : a + one.code_bytes])
         self._seen[layer * self.num_experts + expert] = 1
 
     def missing(self) -> list[int]:

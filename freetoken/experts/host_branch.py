@@ -111,8 +111,9 @@ class HostBranch:
         if self._io is not None:
             self._write(work, jobs, self._io)
         self._host.wait(self._compute.record())
-        if self._io is not None and self._executor is not None and self._executor.serve(self._io, self._out):
-            if self._out is not self._io.out:
+        if self._io is not None and self._executor is not None:
+            fresh = self._executor.serve(self._io, self._out)
+            if fresh and self._out is not self._io.out:
                 self._host.copy(self._io.out[: self._used], self._out[: self._used])
         num_bytes, flops = 0.0, 0.0
         for first, some in groupby(sorted(jobs, key=lambda j: j.first), key=lambda j: j.first):

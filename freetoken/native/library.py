@@ -33,9 +33,19 @@ class Layer(ctypes.Structure):
     """`ft_layer`: how the records of one MoE layer lie, and what they compute."""
 
     _fields_ = [
-        *((name, _U32) for name in "format activation hidden tile_width num_tiles num_experts".split()),
-        *((name, _U64) for name in "tile_bytes tiles_offset record_bytes records".split()),
-        *((name, _F32) for name in "alpha limit up_offset".split()),
+        ("format", _U32),
+        ("activation", _U32),
+        ("hidden", _U32),
+        ("tile_width", _U32),
+        ("num_tiles", _U32),
+        ("num_experts", _U32),
+        ("tile_bytes", _U64),
+        ("tiles_offset", _U64),
+        ("record_bytes", _U64),
+        ("records", _U64),
+        ("alpha", _F32),
+        ("limit", _F32),
+        ("up_offset", _F32),
         ("reserved", _U32),
     ]
 

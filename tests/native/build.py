@@ -1,0 +1,152 @@
+"""One MoE layer for the native library: a filled bank, requests, the float64 answer and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freetoken.core import choices
+from freetoken.core.interfaces import WeightFormat
+from freetoken.experts.abi import OK, IoBlock
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.native_executor import describe
+from freetoken.experts.record import layout
+from freetoken.native.library import Library, library
+
+FORMATS: dict[str, WeightFormat] = {
+    name: choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")
+}
+EPS32, EPS = 2.0**-24, {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+TINY = 2.0**-120
+"""Bfloat16 products treat subnormals as zero."""
+
+
+def lib() -> Library:
+    found = library()
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True)
+class Item:
+    expert: int
+    rows: Sequence[int]
+    first: int = 0
+
+
+@dataclass
+class One:
+    """A filled bank of one layer. `weights[e]` are gate, up, down_t as float64 [T, w, H], as coded."""
+
+    bank: ExpertBank
+    weights: list[tuple[Tensor, Tensor, Tensor]]
+
+    @property
+    def tiles(self) -> int:
+        return self.bank.layouts[0].num_tiles
+
+
+def one(fmt: str, hidden: int, width: int, tile: int = 0, experts: int = 3, seed: int = 0) -> One:
+    """A layer of random experts in a format."""
+    form = FORMATS[fmt]
+    bank = ExpertBank([layout(hidden, width, form, tile)], [form], experts)
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for expert in range(experts):
+        matrices = [torch.randn(width, hidden, generator=draw) * hidden**-0.5 for _ in range(3)]
+        if fmt in ("bf16", "f16"):
+            matrices = [m.to(torch.bfloat16 if fmt == "bf16" else torch.float16) for m in matrices]
+        bank.put(0, expert, matrices[0], matrices[1], matrices[2].t())
+        made.append(stored(bank, expert))
+    return One(bank, made)
+
+
+def stored(bank: ExpertBank, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+    at, form = bank.layouts[0], bank.formats[0]
+    raw = bank.record(expert)[at.tiles_offset : at.used_bytes].view(at.num_tiles, at.tile_bytes)
+    gate, up, down = form.tile_weights(raw[:, : at.code_bytes], at.tile_width, at.hidden)
+    return gate.double(), up.double(), down.double()
+
+
+def inputs(tokens: int, hidden: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def request(made: One, x: Tensor, items: Sequence[Item]) -> IoBlock:
+    """An IO block with the request in it."""
+    tiles, rows, out_rows, words = made.tiles, [], 0, []
+    for item in items:
+        m = len(item.rows)
+        words.append((item.expert, item.first, tiles, len(rows), m, out_rows))
+        rows += item.rows
+        out_rows += m if item.first == 0 else m * (tiles - item.first)
+    io = IoBlock(
+        x.shape[1],
+        x.dtype,
+        max_items=len(items),
+        max_rows=len(rows),
+        max_tokens=x.shape[0],
+        out_rows=out_rows,
+    )
+    io.items[:] = io.item_array(words, [made.bank.record(i.expert).data_ptr() for i in items])
+    io.rows[:] = torch.tensor(rows, dtype=torch.int32)
+    io.x.copy_(x)
+    io.request[:5] = torch.tensor([1, 0, len(items), len(rows), x.shape[0]], dtype=torch.int32)
+    return io
+
+
+def answer(made: One, io: IoBlock, tier: str = "", **layer: float) -> Tensor:
+    """What the library says; float32 [out_rows, H]."""
+    described = describe(made.bank, 0)
+    assert described is not None
+    for name, value in layer.items():
+        setattr(described, name, value)
+    handle = lib().new_executor([described], tier)
+    assert handle
+    out = torch.full_like(io.out, float("nan"))
+    assert lib().serve(handle, io.bytes.data_ptr(), out.data_ptr(), 20000) == OK
+    lib().free_executor(handle)
+    return out
+
+
+def act_silu(g: Tensor, u: Tensor) -> Tensor:
+    return g * torch.sigmoid(g) * u
+
+
+def reference(made: One, x: Tensor, items: Sequence[Item], act=act_silu) -> tuple[Tensor, Tensor]:
+    """float64 answers [out_rows, H] and how far float32 sums and the one rounding may be from them."""
+    outs, bounds = [], []
+    hidden, eps = x.shape[1], EPS[x.dtype]
+    for item in items:
+        gate, up, down = made.weights[item.expert]
+        rows = torch.tensor(item.rows)
+        xs = torch.where(rows[:, None] >= 0, x.double()[rows.clamp(min=0)], 0.0)
+        gamma = (hidden + 64) * EPS32
+        parts, errors = [], []
+        for t in range(item.first, made.tiles):
+            g, u = xs @ gate[t].t(), xs @ up[t].t()
+            eg = gamma * (xs.abs() @ gate[t].abs().t()) + TINY
+            eu = gamma * (xs.abs() @ up[t].abs().t()) + TINY
+            middle = act(g, u)
+            slack = 1.2 * eg * (u.abs() + 1) + eu * (g.abs() + 1) + (eps + 16 * EPS32) * middle.abs() + TINY
+            if x.dtype == torch.float16:
+                slack = slack + 2.0**-25  # its subnormals
+            parts.append(middle @ down[t])
+            size = (middle.abs() + slack) @ down[t].abs()
+            errors.append(slack @ down[t].abs() + (made.tiles * gate.shape[1] + 64) * EPS32 * size + TINY)
+        if item.first == 0:
+            outs.append(torch.stack(parts).sum(0))
+            bounds.append(torch.stack(errors).sum(0))
+        else:
+            outs += parts
+            bounds += errors
+    return torch.cat(outs), torch.cat(bounds)
+
+
+def within(out: Tensor, want: Tensor, bound: Tensor) -> None:
+    error = (out.double() - want).abs()
+    worst = (error / bound).max()
+    assert bool(torch.isfinite(out).all()) and float(worst) <= 1.0, f"{float(worst):.3g} times the bound"

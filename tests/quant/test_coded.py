@@ -1,0 +1,139 @@
+"""Every coded format: packing is invertible, quantising is within its error, damaged parts are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from freetoken.core import choices
+from freetoken.core.errors import WeightsError
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.record import layout
+from freetoken.quant._coded import CodedFormat
+
+FORMATS = [choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")]
+CODED = [fmt for fmt in FORMATS if isinstance(fmt, CodedFormat)]
+SHARED = settings(max_examples=12, deadline=None, database=None, derandomize=True)
+
+
+def drawn(fmt: CodedFormat, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
+    """Random codes and finite scales."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 1 << fmt.code_bits, (rows, columns), dtype=torch.uint8, generator=draw)
+    out = {"codes": torch.where(codes & 0x7F == 0x7F, 0, codes) if fmt.code_bits == 8 else codes}
+    for part in fmt.parts:
+        shape = (1, 1) if not part.columns else (-(-rows // part.rows), -(-columns // part.columns))
+        if part.dtype == torch.uint8:
+            out[part.name] = torch.randint(0, 64, shape, dtype=torch.uint8, generator=draw)
+        else:
+            out[part.name] = torch.randn(shape, generator=draw).to(part.dtype)
+    return out
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    def bits(x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+
+    return a.keys() == b.keys() and all(torch.equal(bits(a[k]), bits(b[k])) for k in a)
+
+
+@pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
+@SHARED
+@given(tiles=st.integers(1, 3), wide=st.integers(1, 7), seed=st.integers(0, 99))
+def test_an_expert_in_codes_is_laid_out_and_comes_back_bit_by_bit(
+    fmt: CodedFormat, tiles: int, wide: int, seed: int
+) -> None:
+    width = max(fmt.block, 32)
+    h, i = fmt.columns_multiple * wide, width * tiles
+    bank = ExpertBank([layout(h, i, fmt, width)], [fmt], 1)
+    matrices = (drawn(fmt, i, h, seed), drawn(fmt, i, h, seed + 1), drawn(fmt, h, i, seed + 2))
+    bank.put_coded(0, 0, matrices)
+    assert not bank.missing()
+    one = bank.layouts[0]
+    raw = bank.record(0)[one.tiles_offset : one.used_bytes].view(tiles, one.tile_bytes)
+    for t in range(tiles):
+        back = fmt.unpack(raw[t, : one.code_bytes], width, h)
+        cuts = [
+            fmt._cut(m, t * width, (t + 1) * width, axis)
+            for m, axis in zip(matrices, (-2, -2, -1), strict=True)
+        ]
+        assert all(same(a, b) for a, b in zip(back, cuts, strict=True))
+    gate, up, down_t = fmt.tile_weights(raw[:, : one.code_bytes], width, h)
+    whole = [fmt.decode(m) for m in matrices]
+    assert torch.equal(gate.reshape(i, h), whole[0]) and torch.equal(up.reshape(i, h), whole[1])
+    assert torch.equal(down_t.reshape(i, h), whole[2].t())
+
+
+@pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
+@SHARED
+@given(seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 100.0]))
+def test_quantising_stays_within_the_stated_error(fmt: CodedFormat, seed: int, scale: float) -> None:
+    matrix = torch.randn(16, 512, generator=torch.Generator().manual_seed(seed)) * scale
+    matrix[3] = 0
+    back = fmt.decode(fmt.encode(matrix))
+    error = float((back - matrix).abs().max() / matrix.abs().max())
+    assert error <= fmt.error and bool((back[3] == 0).all())
+    again = fmt.decode(fmt.encode(back))
+    assert float((again - back).abs().max()) <= fmt.error * float(back.abs().max())
+
+
+def test_checkpoint_forms_come_back_byte_by_byte() -> None:
+    byte = lambda *shape: torch.randint(0, 256, shape, dtype=torch.uint8)  # noqa: E731
+    by_name = {fmt.name: fmt for fmt in CODED}
+    blocks, scales = byte(6, 4, 16), byte(6, 4)
+    assert all(
+        map(
+            torch.equal,
+            by_name["mxfp4"].to_blocks(by_name["mxfp4"].from_blocks(blocks, scales)),
+            (blocks, scales),
+        )
+    )
+    raw = byte(5, 3 * 34)
+    assert torch.equal(by_name["q8_0"].to_gguf(by_name["q8_0"].from_gguf(raw)), raw)
+    raw = byte(5, 2 * 144)
+    assert torch.equal(by_name["q4_k"].to_gguf(by_name["q4_k"].from_gguf(raw)), raw)
+    packed, whole = byte(5, 32), torch.tensor(0.5)
+    back = by_name["nvfp4"].to_packed(by_name["nvfp4"].from_packed(packed, torch.ones(5, 4), whole))
+    assert torch.equal(back[0], packed) and float(back[2]) == 0.5
+    codes = byte(130, 256).view(torch.float8_e4m3fn)
+    back = by_name["fp8_block"].to_tensors(by_name["fp8_block"].from_tensors(codes, torch.ones(2, 2)))
+    assert torch.equal(back[0].view(torch.uint8), codes.view(torch.uint8))
+
+
+def test_a_q4_k_block_means_what_gguf_says() -> None:
+    """One block by hand: d 0.5, dmin 0.25, every scale and minimum its own number."""
+    fmt = next(fmt for fmt in CODED if fmt.name == "q4_k")
+    sc, mn = list(range(40, 48)), list(range(8, 16))
+    six = [s & 63 | (t >> 4) << 6 for s, t in zip(sc[:4], sc[4:], strict=True)]
+    six += [m & 63 | (t >> 4) << 6 for m, t in zip(mn[:4], mn[4:], strict=True)]
+    six += [s & 15 | (m & 15) << 4 for s, m in zip(sc[4:], mn[4:], strict=True)]
+    factors = torch.tensor([0.5, 0.25]).half().view(torch.uint8)
+    raw = torch.cat(
+        [factors, torch.tensor(six, dtype=torch.uint8), torch.full((128,), 0x73, dtype=torch.uint8)]
+    )
+    got = fmt.decode(fmt.from_gguf(raw[None]))[0]
+    for block in range(8):
+        code = 7 if block % 2 else 3
+        want = 0.5 * sc[block] * code - 0.25 * mn[block]
+        assert bool((got[32 * block : 32 * block + 32] == want).all())
+
+
+@pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
+def test_scales_that_are_no_numbers_are_refused(fmt: CodedFormat) -> None:
+    h, w = fmt.columns_multiple, max(fmt.block, 32)
+    out = torch.empty(fmt.tile_bytes(w, h), dtype=torch.uint8)
+    part = next((p for p in fmt.parts if p.dtype.is_floating_point), fmt.parts[0])
+    good = drawn(fmt, w, h, 0), drawn(fmt, w, h, 1), drawn(fmt, h, w, 2)
+    fmt.pack(*good, out)
+    good[1][part.name].view(-1)[-1] = float("nan") if part.dtype.is_floating_point else 255
+    with pytest.raises(WeightsError, match="not a finite number"):
+        fmt.pack(*good, out)
+
+
+@pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
+def test_shapes_that_cut_a_block_are_refused(fmt: CodedFormat) -> None:
+    with pytest.raises(WeightsError, match="multiples of"):
+        fmt.tile_bytes(fmt.block, fmt.columns_multiple + 8)
