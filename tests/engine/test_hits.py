@@ -86,6 +86,33 @@ def test_longer_edited_sessions_are_bit_equal(seed):
     session(seed, 16, run_ahead=bool(seed % 2), checkpoint_memory=(seed % 3) * 8 * MIB)
 
 
+SIM = dict(
+    EXACT, device="sim", machine="4060-laptop", gpu_memory=110 * MIB, max_prefill_length=64, max_model_len=2048,
+    num_tokens=None, kv_reserve_tokens=1024,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "seed"), [("offload", 3), ("hybrid", 4)])
+def test_on_a_device_behind_a_link_resumed_states_come_back_whole(backend, seed):
+    """Prefixes in pages, states through host memory, the budget changed meanwhile: every bit as cold."""
+    rng, served = random.Random(seed), serve(**{**SIM, "moe_backend": backend, "sim_seed": seed})
+    histories = [sessions.opening(rng, 16 + 4 * i) for i in range(3)]
+    asked = {}
+    for turn in range(3):
+        for i, history in enumerate(histories):
+            asked[f"s{i}t{turn}"] = say(served, f"s{i}t{turn}", history, 4, group=str(i))
+        resized = served.engine.resize(rng.randrange(80, 110) * MIB)
+        served.run()
+        assert resized.exception() is None
+        served.engine.scheduler.check()
+        histories = [sessions.edited((*history, *sessions.step(rng, turn, 8)), rng) for history in histories]
+    for name, ids in asked.items():
+        assert served.trace(name) == cold(ids, 4), name
+    counts = served.engine.scheduler.reuse.snapshot()
+    assert counts["hits"] >= 4 and counts["restores"] == counts["hits"]
+    served.close()
+
+
 def test_a_hit_stays_within_the_rule_in_normal_mode():
     """Class 2: the same prompt resumed and cold, teacher-forced; the best token agrees unless it is close."""
     from freetoken.core.batch import Segment

@@ -100,12 +100,14 @@ class ToyModel(Model):
         self.config = CONFIG
         self.kv, self.state = kv, state
         self.num_tokens = 0
+        self.charge = lambda num_bytes, flops: None
         self.fail_at = -1
         self.nan_row_of = -1
         self.forwards = 0
 
     def embed(self, batch: Batch):
         self.forwards += 1
+        self.charge(1e7, 0.0)
         if self.forwards == self.fail_at:
             raise RuntimeError("injected")
         return batch.ids[:, None].double()
@@ -186,6 +188,7 @@ class Bench:
         count = running + 1 + units
         state = device.pool("state", 16, count, min_units=1, max_units=count)
         self.model, self.experts = model(kv, state), ToyExperts(job_bytes)
+        self.model.charge = device.charge
         sampler = Sampler(running + 1, device.torch_device)
         runner = Runner(self.model, self.experts, device, sampler)
         runner.reserve(running, plan.chunk_tokens, context // PAGE + 50, PAGE)
