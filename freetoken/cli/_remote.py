@@ -65,7 +65,7 @@ class RemoteSession:
 
 def find_server(host: str, port: int, api_key: str | None = None) -> RemoteSession | None:
     """Return a session with the FreeToken server at host:port, or None if there is none ready."""
-    session = RemoteSession(host, port, "", api_key)
+    session = RemoteSession(host, port, "", first_key(api_key))
     headers = session._headers()
     try:
         health = _get(session._connect(PROBE_S), "/health", headers)
@@ -77,6 +77,11 @@ def find_server(host: str, port: int, api_key: str | None = None) -> RemoteSessi
     except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError):
         return None
     return session
+
+
+def first_key(api_key: str | None) -> str | None:
+    """The option may hold several keys; any of them opens the server."""
+    return (api_key or "").split(",")[0].strip() or None
 
 
 def _get(connection: http.client.HTTPConnection, path: str, headers: Mapping[str, str]) -> dict[str, Any]:

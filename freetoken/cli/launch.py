@@ -18,7 +18,7 @@ from types import ModuleType
 
 from freetoken.cli import _agents, _options
 from freetoken.cli._agents import Launch, Server
-from freetoken.cli._remote import find_server
+from freetoken.cli._remote import find_server, first_key
 from freetoken.cli._terminal import Terminal
 from freetoken.core import choices, env
 from freetoken.core.errors import BusyError, ConfigError
@@ -79,7 +79,7 @@ def _server(options: Options, name: str | None, *, required: bool) -> Server:
     url = found.place if found else f"http://{host}:{options.port}"
     model = name or (found.model_name if found else options.served_model_name or "freetoken-demo")
     context = (found.max_model_len if found else 0) or options.max_model_len or _DEFAULT_CONTEXT
-    return Server(url, model, context, options.api_key)
+    return Server(url, model, context, first_key(options.api_key))
 
 
 def _not_installed(agent: ModuleType, launch: Launch) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from types import ModuleType
 
 import pytest
@@ -105,3 +106,25 @@ def test_without_markers_nothing_of_the_text_is_lost(module: ModuleType, text: s
         return
     answer = module.parse(text)
     assert answer.content == text
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("module", MODULES, ids=parsers.names())
+def test_ten_thousand_mutated_examples_never_raise_and_read_alike_in_pieces(module: ModuleType) -> None:
+    rng = random.Random(7)
+    for _ in range(10_000):
+        example = rng.choice(module.EXAMPLES)
+        text = example.text
+        for _ in range(rng.randint(1, 4)):
+            at, end = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
+            text = rng.choice(
+                [text[:at] + text[end:], text[:at] + text[at:end] * 2 + text[end:], text[end:] + text[:at]]
+            )
+        mutated = Example(text, tools=example.tools, in_thinking=example.in_thinking)
+        cut = rng.randint(0, len(text))
+        whole = fold(stream(module, [text], mutated))
+        assert seen(fold(stream(module, [text[:cut], text[cut:]], mutated))) == seen(whole)
+        if not whole.tool_calls:
+            said = "".join((whole.content + whole.reasoning).split())
+            markers = 8 * (text.count("<think>") + text.count("</think>"))
+            assert len(said) >= len("".join(text.split())) - markers, "text was lost"

@@ -101,6 +101,13 @@ def test_a_missing_agent_is_named_with_its_package_and_never_installed(
     assert not home.exists()
 
 
+def test_one_of_several_keys_is_used(report, home):
+    with server.serving(ScriptedModel(), Options(port=0, api_key="one,two")) as base:
+        port = str(urlsplit(base).port)
+        assert cli.main(["launch", "claude", "--port", port, "--api-key", "one,two"]) == 7
+    assert json.loads(report.read_text("utf-8"))["env"]["ANTHROPIC_AUTH_TOKEN"] == "one"
+
+
 def test_without_a_server_the_next_step_is_named(report, capsys):
     assert cli.main(["launch", "codex", "--port", "1"]) == 1
     assert "ft serve" in capsys.readouterr().err

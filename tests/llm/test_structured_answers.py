@@ -105,3 +105,31 @@ def test_forced_tokens_that_break_a_form_fail_that_request_alone(tmp_path):
         assert fold(llm.submit_chat(good, params, "2")).content == "yes"
     finally:
         llm.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_tokens": 256, "max_model_len": 240}, {"device": "sim", "moe_backend": "hybrid"}],
+    ids=["preempted", "one step behind"],
+)
+def test_forms_hold_whatever_the_engine_does(options):
+    llm = build_llm(Options(**{"device": "cpu", "moe_backend": "fused", **options}))
+    items = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 6, "maxItems": 8}
+    try:
+        started = [
+            llm.submit_chat(
+                Conversation(
+                    (Message("user", "Colours " + "please " * 5 * i),),
+                    answer_format=AnswerFormat("json_schema", items),
+                ),
+                GenerateParams(thinking="off", max_tokens=180, seed=i, temperature=1.0),
+                f"r{i}",
+            )
+            for i in range(4)
+        ]
+        for generation in started:
+            value = json.loads(fold(generation).content)
+            assert 6 <= len(value) <= 8 and set(value) <= {"red", "green"}
+        assert "num_tokens" not in options or llm.stats()["engine"]["preemptions"] > 0
+    finally:
+        llm.close()
