@@ -39,7 +39,7 @@ class Reuse:
     ) -> None:
         self.cache, self.pages, self.states = cache, pages, states
         self.mover, self.page_size = mover, page_size
-        self.num_lookups = self.num_hits = self.cached_tokens = 0
+        self.num_lookups = self.num_hits = self.num_returned = self.cached_tokens = 0
 
     # --- coming in ---
 
@@ -66,7 +66,9 @@ class Reuse:
         self.num_lookups += 1
         self.num_hits += prefix.num_tokens > 0
         self.cached_tokens += prefix.num_tokens
-        if not request.preemptions:
+        if request.preemptions:
+            self.num_returned += prefix.num_tokens > 0
+        else:
             request.num_cached = prefix.num_tokens
         request.save_positions = []
         if self.cache.wants_states():
@@ -193,11 +195,16 @@ class Reuse:
     def clear(self) -> None:
         """Forget everything that no running request holds, counters too."""
         self.pages.give_back(self.cache.clear())
-        self.num_lookups = self.num_hits = self.cached_tokens = 0
+        self.num_lookups = self.num_hits = self.num_returned = self.cached_tokens = 0
 
     def snapshot(self) -> dict[str, int]:
         """Counters for /v1/stats."""
-        own = {"lookups": self.num_lookups, "hits": self.num_hits, "cached_tokens": self.cached_tokens}
+        own = {
+            "lookups": self.num_lookups,
+            "hits": self.num_hits,
+            "hits_after_preemption": self.num_returned,
+            "cached_tokens": self.cached_tokens,
+        }
         return own | self.cache.snapshot()
 
     def _commit(self, request: Request, num_tokens: int, tail: int) -> None:

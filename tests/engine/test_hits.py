@@ -87,8 +87,8 @@ def test_longer_edited_sessions_are_bit_equal(seed):
 
 
 SIM = dict(
-    EXACT, device="sim", machine="4060-laptop", gpu_memory=110 * MIB, max_prefill_length=64, max_model_len=2048,
-    num_tokens=None, kv_reserve_tokens=1024,
+    EXACT, device="sim", machine="4060-laptop", gpu_memory=110 * MIB, max_prefill_length=64,
+    max_model_len=2048, num_tokens=None, kv_reserve_tokens=1024,
 )  # fmt: skip
 
 

@@ -1,0 +1,92 @@
+"""Many sessions at once over the toy: edits, aborts, preemption, every answer the cold one's, counted."""
+
+import random
+
+import pytest
+
+from freetoken.core.machine import preset
+from freetoken.core.request import FinishReason
+from freetoken.devices.sim import SimDevice
+
+from .toy import Bench, expected
+
+
+class Crowd:
+    """Sessions that each keep a history of tokens, edit it and ask again."""
+
+    def __init__(self, seed: int, sessions: int, **wishes) -> None:
+        self.rng = random.Random(seed)
+        self.bench = Bench(max_running_requests=8, max_prefill_length=32, **wishes)
+        self.bases = [self._tokens(20) for _ in range(4)]
+        self.histories = [[*self.rng.choice(self.bases), *self._tokens(6)] for _ in range(sessions)]
+        self.open: dict[str, tuple[int, list[int]]] = {}
+        self.aborted: set[str] = set()
+        self.counts = {"asked": 0, "reusing": 0, "after_preemption": 0, "aborted": 0}
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(1, 97) for _ in range(count)]
+
+    def ask(self, session: int) -> None:
+        name = f"q{self.counts['asked']}"
+        self.counts["asked"] += 1
+        ids = list(self.histories[session])
+        anchors = sorted(self.rng.sample(range(1, len(ids) + 1), min(5, len(ids))))
+        self.bench.submit(name, ids, anchors, (7, 8, 9), group=str(session), max_tokens=16, ignore_eos=True)
+        self.open[name] = (session, ids)
+
+    def settle(self) -> None:
+        """Check every answer that ended, and edit its session's history."""
+        for name in [n for n in self.open if n in self.bench.outputs and self.bench.finish(n) is not None]:
+            session, ids = self.open.pop(name)
+            tokens, last = self.bench.tokens(name), self.bench.outputs[name][-1]
+            if last.finish is FinishReason.ABORT:
+                assert tokens == expected(ids, 16, eos=False)[: len(tokens)]
+                self.counts["aborted"] += 1
+            else:
+                assert tokens == expected(ids, 16, eos=False), name
+            self.counts["reusing"] += last.cached_tokens > 0
+            del self.bench.outputs[name]
+            self._edit(session, [*ids, *tokens])
+
+    def _edit(self, session: int, history: list[int]) -> None:
+        rng = self.rng
+        cut = rng.randrange(10, len(history) + 1)
+        kind = rng.randrange(4)
+        if kind == 0:
+            history = [*history[:cut], *history[cut + rng.randrange(6) :]]
+        elif kind == 1:
+            history = [*history[:cut], *self._tokens(2), *history[cut + 2 :]]
+        history += self._tokens(rng.randrange(1, 6))
+        self.histories[session] = (
+            history if len(history) < 90 else [*rng.choice(self.bases), *self._tokens(6)]
+        )
+
+    def run(self, requests: int, at_once: int) -> None:
+        while self.counts["asked"] < requests or self.open:
+            idle = [s for s in range(len(self.histories)) if s not in {s for s, _ in self.open.values()}]
+            while self.counts["asked"] < requests and len(self.open) < at_once and idle:
+                self.ask(idle.pop(self.rng.randrange(len(idle))))
+            self.bench.steps(self.rng.randrange(1, 6))
+            if self.rng.random() < 0.05 and self.open:
+                self.bench.engine.abort(self.rng.choice(sorted(self.open)))
+            self.settle()
+            self.bench.scheduler.check()
+        self.bench.run()
+        self.counts |= self.bench.scheduler.reuse.snapshot()
+        self.counts["preemptions"] = self.bench.scheduler.num_preemptions
+        self.bench.check_empty()
+
+
+@pytest.mark.parametrize("job_bytes", [0, 1])
+@pytest.mark.parametrize(
+    "requests", [300, pytest.param(5000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+def test_a_crowd_of_sessions_gets_the_cold_answers(requests, job_bytes):
+    device = SimDevice(preset("4060-laptop"), memory_bytes=1 << 30, seed=3)
+    sizes = {"pages": 110, "slots": 150, "units": 4}
+    crowd = Crowd(1, 40, device=device, job_bytes=job_bytes, run_ahead=bool(job_bytes), **sizes)
+    crowd.run(requests, 30)
+    counts = crowd.counts
+    assert counts["aborted"] > requests // 50 and counts["reusing"] >= 0.7 * requests, counts
+    assert counts["hits_after_preemption"] >= requests // 50, counts
+    assert counts["restores_from_host"] >= requests // 10, counts
