@@ -33,6 +33,7 @@ from freetoken.api.openai_chat_answer import ChatRenderer
 from freetoken.api.openai_completions import CompletionRenderer, echo_text
 from freetoken.api.openai_responses_answer import Head, ResponseRenderer
 from freetoken.api.openai_responses_items import ToolNames
+from freetoken.api.receipts import Receipts
 from freetoken.api.response_store import ResponseStore
 from freetoken.api.sampling import for_choice
 from freetoken.api.sse import KEEP_ALIVE_S, Reply
@@ -57,6 +58,7 @@ class _Api:
         self.keep_alive_s = keep_alive_s
         self.metrics = Metrics()
         self.store = ResponseStore()
+        self.receipts = Receipts(llm.stats)
         self.keys = read_keys(options)
 
     def build(self) -> ASGIApp:
@@ -73,6 +75,7 @@ class _Api:
             "/v1/models": self.list_models,
             "/v1/models/{model:path}": self.get_model,
             "/v1/responses/{id}": self.get_response,
+            "/v1/requests/{id}": self.receipt,
             "/v1/stats": self.stats,
             "/metrics": self.prometheus,
             "/api/hello": self.hello,
@@ -86,6 +89,7 @@ class _Api:
             metrics=self.metrics,
             known_paths=frozenset(paths),
             error_bodies={"/v1/messages": anthropic_error},
+            receipts=self.receipts,
         )
         middleware = [observer]
         origins = allowed_origins(self.options)
@@ -201,6 +205,9 @@ class _Api:
     async def get_model(self, request: Request) -> Response:
         name = models.check_model(self.llm, self.options, request.path_params["model"])
         return JSONResponse(models.card(self.llm, name))
+
+    async def receipt(self, request: Request) -> Response:
+        return JSONResponse(self.receipts.get(request.path_params["id"]))
 
     async def stats(self, request: Request) -> Response:
         return JSONResponse(dict(self.llm.stats()))

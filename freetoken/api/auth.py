@@ -31,7 +31,7 @@ from freetoken.core.errors import (
 from freetoken.core.options import Options
 
 OPEN_PATHS = ("/", "/health", "/api/hello")
-ADMIN_PATHS = ("/v1/stats", "/metrics")
+ADMIN_PATHS = ("/v1/stats", "/v1/requests/", "/metrics")
 
 
 def is_loopback(host: str) -> bool:
@@ -132,7 +132,7 @@ class Gate:
                 hint="Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.",
             )
         client = (scope["client"] or ("",))[0]
-        if not self._keys and path in ADMIN_PATHS and client and not is_loopback(client):
+        if not self._keys and path.startswith(ADMIN_PATHS) and client and not is_loopback(client):
             return ForbiddenError(
                 f"{path} answers to this machine only.",
                 code="forbidden_admin",

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -132,6 +132,14 @@ def flatten(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]
             yield name, float(value)
 
 
+class Recorder(Protocol):
+    """Is told when a request that may generate begins and ends."""
+
+    def begin(self, figures: Served) -> None: ...
+
+    def end(self, figures: Served, path: str, status: int) -> None: ...
+
+
 class Observer:
     """ASGI middleware, outermost: attaches a Served, adds x-request-id, logs and counts at the end."""
 
@@ -141,11 +149,13 @@ class Observer:
         metrics: Metrics,
         known_paths: frozenset[str],
         error_bodies: Mapping[str, ErrorBody],
+        receipts: Recorder,
     ) -> None:
         self.app = app
         self._metrics = metrics
         self._known = known_paths
         self._error_bodies = error_bodies
+        self._receipts = receipts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -165,10 +175,14 @@ class Observer:
             await send(message)
 
         self._metrics.running.inc()
+        if scope["method"] == "POST":
+            self._receipts.begin(figures)
         try:
             await self.app(scope, receive, note)
         finally:
             self._metrics.running.dec()
+            if scope["method"] == "POST":
+                self._receipts.end(figures, scope["path"], status)
             self._finish(scope, figures, status)
 
     def _finish(self, scope: Scope, figures: Served, status: int) -> None:

@@ -8,9 +8,12 @@ import time
 
 import openai
 import pytest
-from scripted_llm import say, think_then_call
+from scripted_llm import finish, say, think_then_call
 
-from freetoken.core.errors import WeightsError
+from freetoken.api.observe import Served
+from freetoken.api.receipts import Receipts
+from freetoken.chat.events import TextDelta
+from freetoken.core.errors import NotFoundError, WeightsError
 from freetoken.core.generate import Status
 
 
@@ -133,3 +136,53 @@ def test_a_path_cannot_forge_a_log_line(serve, caplog):
     caplog.set_level(logging.INFO, "freetoken")
     serve().http.get("/x%0aPOST%20/v1/forged%20200")
     assert not any("\n" in r.getMessage() for r in caplog.records if "GET" in r.getMessage())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+    ],
+)
+def test_a_receipt_tells_where_a_requests_time_and_tokens_went(serve, path, body, stream):
+    served = serve(lambda _: [TextDelta("a"), 0.1, TextDelta("b"), finish(tokens=5, cached=4)])
+    reply = served.post(path, **body, stream=stream)
+    request_id = reply.headers["x-request-id"]
+    until = time.monotonic() + 5
+    while (found := served.http.get(f"/v1/requests/{request_id}")).status_code == 404:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    receipt = found.json()
+    assert receipt["tokens"] == {"prompt": 7, "cached": 4, "computed": 3, "completion": 5}
+    assert 0 < receipt["seconds"]["to_first_token"] < receipt["seconds"]["total"]
+    assert receipt["seconds"]["total"] >= 0.1 and receipt["finish"] == "stop"
+    assert receipt["engine"]["experts_hits"] == 0 and receipt["shared"] is False
+    assert "Hi" not in found.text
+
+
+def test_there_are_receipts_of_generating_requests_only_and_of_the_latest(serve):
+    served = serve()
+    missing = served.http.get("/v1/requests/none")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+    refused = served.chat(temperature=9)
+    assert served.http.get(f"/v1/requests/{refused.headers['x-request-id']}").status_code == 404
+
+
+def test_old_receipts_make_room_and_neighbours_are_said_to_share():
+    receipts = Receipts(lambda: {"engine": {"steps": 3}}, most=2)
+    figures = [Served(finish="stop") for _ in range(4)]
+    receipts.begin(figures[0])
+    receipts.end(figures[0], "/p", 200)
+    for one in figures[1:3]:
+        receipts.begin(one)
+    for one in figures[1:3]:
+        receipts.end(one, "/p", 200)
+    receipts.begin(figures[3])
+    receipts.end(figures[3], "/p", 200)
+    assert [receipts.get(f.id)["shared"] for f in figures[2:]] == [True, False]
+    for one in figures[:2]:
+        with pytest.raises(NotFoundError):
+            receipts.get(one.id)

@@ -1,0 +1,87 @@
+"""A receipt for each generating request: where its time went, and what the engine moved meanwhile.
+
+Owns the latest ones, in memory. Holds counts, times and ids only, never text. The engine's figures are
+the change of its counters between the request's begin and end: requests that ran at the same time
+share them, and `shared` says whether there were any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from freetoken.api.observe import Served, flatten
+from freetoken.core.errors import NotFoundError
+
+MAX_RECEIPTS = 1000
+_GROUPS = ("engine", "experts", "cache")
+
+
+class Receipts:
+    """stats: the engine's nested counters, as for /v1/stats."""
+
+    def __init__(self, stats: Callable[[], Mapping[str, Any]], most: int = MAX_RECEIPTS) -> None:
+        self._stats = stats
+        self._most = most
+        self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._running: dict[str, dict[str, float]] = {}
+        self._shared: set[str] = set()
+
+    def begin(self, figures: Served) -> None:
+        """Note the counters at the start of a request."""
+        self._running[figures.id] = self._counters()
+        if len(self._running) > 1:
+            self._shared.update(self._running)
+
+    def end(self, figures: Served, path: str, status: int) -> None:
+        """Write the receipt of a request that generated; forget others."""
+        before = self._running.pop(figures.id, {})
+        is_shared = figures.id in self._shared
+        self._shared.discard(figures.id)
+        if not figures.finish:
+            return
+        now_s = time.perf_counter()
+        after = self._counters()
+        total_s, decode_s = now_s - figures.started_s, now_s - figures.first_s if figures.first_s else 0.0
+        tokens = figures.completion_tokens
+        self._kept[figures.id] = {
+            "id": figures.id,
+            "object": "request.receipt",
+            "path": path,
+            "status": status,
+            "finish": figures.finish,
+            "ended": int(time.time()),
+            "seconds": {
+                "total": round(total_s, 6),
+                "to_first_token": round(figures.ttft_s, 6),
+                "between_tokens": round(decode_s / (tokens - 1), 6) if tokens > 1 else None,
+            },
+            "tokens": {
+                "prompt": figures.prompt_tokens,
+                "cached": figures.cached_tokens,
+                "computed": figures.prompt_tokens - figures.cached_tokens,
+                "completion": tokens,
+            },
+            "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
+            "shared": is_shared,
+        }
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def get(self, request_id: str) -> dict[str, Any]:
+        """The receipt of a finished request; `request_id` as in the x-request-id header."""
+        found = self._kept.get(request_id)
+        if found is None:
+            raise NotFoundError(
+                f"There is no receipt of request {request_id!r} (any more).",
+                code="request_not_found",
+                hint="Use the x-request-id header of an answer that has ended; the latest ones are kept.",
+            )
+        return found
+
+    def _counters(self) -> dict[str, float]:
+        stats = self._stats()
+        groups = {name: stats[name] for name in _GROUPS if isinstance(stats.get(name), Mapping)}
+        return {name[1:]: value for name, value in flatten(groups, "")}
