@@ -14,18 +14,21 @@ find_python() {
 }
 
 set_up() {  # set_up EXTRAS, like '.[fast]'
-  if [ ! -x .venv/bin/python ]; then
+  # Installing again is a matter of seconds, but a demo should start at once: the stamp says what is there.
+  # A checkout that was moved has to be installed again, so its folder is part of the stamp.
+  local stamp=.venv/.installed state
+  state="$1 $PWD $(cat constraints.txt pyproject.toml | cksum)"
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$state" ]; then
+    return
+  fi
+  # No environment yet, or one without pip: where python3-venv is missing, half of one is left behind.
+  if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     "$(find_python)" -m venv .venv || {
       echo "Could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2
       return 1
     }
   fi
-  # Installing again is a matter of seconds, but a demo should start at once: the stamp says what is there.
-  local stamp=.venv/.installed state
-  state="$1 $(cat constraints.txt pyproject.toml | cksum)"
-  if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
-    echo "Installing FreeToken and its packages into .venv (a minute or two, the first time) ..." >&2
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
-    echo "$state" >"$stamp"
-  fi
+  echo "Installing FreeToken and its packages into .venv (a minute or two, the first time) ..." >&2
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
+  echo "$state" >"$stamp"
 }

@@ -233,13 +233,27 @@ def _eos_ids(path: Path, backend: tokenizers.Tokenizer) -> list[int]:
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         found = _json(path / name).get("eos_token_id")
-        ids += found if isinstance(found, list) else [] if found is None else [found]
+        several = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(isinstance(i, int) for i in several):
+            raise WeightsError(
+                f"{name}: eos_token_id is {found!r}, expected token ids.",
+                code="invalid_model_config",
+                hint="Fetch the file again.",
+            )
+        ids += several
     token = _json(path / "tokenizer_config.json").get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     named = backend.token_to_id(text) if isinstance(text, str) else None
-    return [int(i) for i in ids] + ([] if named is None else [named])
+    return ids + ([] if named is None else [named])
 
 
 def _json(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise WeightsError(
+            f"{path.name} is not valid JSON: {error}.",
+            code="invalid_json",
+            hint="Fetch the file again.",
+        ) from error
     return value if isinstance(value, dict) else {}

@@ -21,9 +21,21 @@ from freetoken.core.errors import ConfigError, FreeTokenError
 from freetoken.core.options import Options
 from freetoken.core.units import GIB, format_bytes
 
-PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "msgspec", "psutil")
+PACKAGES = (
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "llguidance",
+    "jinja2",
+    "starlette",
+    "uvicorn",
+    "msgspec",
+    "psutil",
+    "prometheus-client",
+)
 ENTRY_POINT = "freetoken.cli.main:main"
 FROM_CHECKOUT = "pip install -e . from the checkout, in a fresh virtual environment"
+AGAIN = "pip install -e . once more in the checkout (./scripts/run.sh does it)"
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ def _packages() -> Iterator[Check]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield Check("packages", "bad", f"missing: {', '.join(missing)}", f"Run {FROM_CHECKOUT}.")
+        yield Check("packages", "bad", f"missing: {', '.join(missing)}", f"Run {AGAIN}.")
     yield Check("packages", "good", ", ".join(versions))
 
 

@@ -82,6 +82,10 @@ class Outcome:
     experts: Mapping[str, Any]
     rate: float
 
+    @property
+    def requests(self) -> int:
+        return int(self.experts.get("requests", 0))
+
     def row(self, reference: str) -> tuple[str, ...]:
         e = self.experts
         link = e.get("link_bytes", 0) + e.get("prefill_link_bytes", 0)

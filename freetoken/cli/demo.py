@@ -106,6 +106,10 @@ class _Demo:
     def _table(self, outcomes: list[_placements.Outcome]) -> None:
         reference = outcomes[0].text
         self.out.table(_placements.COLUMNS, [o.row(reference) for o in outcomes])
+        if len({o.requests for o in outcomes}) > 1:
+            self.out.line(
+                INDENT + self.out.dim("a GPU launches one step ahead: that step's experts are counted too")
+            )
         faults = [fault for o in outcomes for fault in o.faults(reference)]
         self.faults += faults
         self._say(faults, "texts equal; hits + misses = requests; filled + CPU tiles = missing tiles")

@@ -144,6 +144,13 @@ def _run(args: list[str]) -> int:
 
 
 def _unexpected(error: Exception) -> FreeTokenError:
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "freetoken").startswith("freetoken"):
+        return FreeTokenError(
+            f"The Python package {error.name} is not installed.",
+            code="missing_package",
+            hint="The checkout is newer than its installation: run pip install -e . there once more "
+            "(./scripts/run.sh does it).",
+        )
     text = str(error).strip().splitlines()
     return FreeTokenError(
         f"{type(error).__name__}: {text[0] if text else 'no message'}",

@@ -6,6 +6,7 @@ Knows no tensors. Invariant: a built ModelConfig is complete and frozen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,7 +116,7 @@ class ConfigReader:
     """Read a JSON object key by key, with aliases, types and all faults reported at once.
 
     `read("num_experts", int, "num_local_experts")` tries the names in order. `finish()` raises one
-    WeightsError that lists every missing or ill-typed key.
+    WeightsError that lists every missing or ill-typed key. No number in a config is negative.
     """
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
@@ -130,6 +131,9 @@ class ConfigReader:
                 continue
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
+            if isinstance(value, int | float) and not 0 <= value < math.inf:
+                self.faults.append(f"{name} is {value}, expected 0 or more")
+                return kind()
             if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
                 return value
             self.faults.append(f"{name} is {type(value).__name__} {value!r}, expected {kind.__name__}")

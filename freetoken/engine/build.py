@@ -60,7 +60,14 @@ PAGE_SIZE = 16
 SMALL_MODEL_BYTES = 256 * MIB
 """Below this a step's operations are too short to share: one thread is faster, and a busy neighbour does
 not make every operation wait for a thread that has lost its core (measured: 7 s instead of 0.3 s)."""
-GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+GENERATION_KEYS = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 1 << 31),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+}
+"""Sampling defaults that a checkpoint may bring, and what they may be."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -380,6 +387,14 @@ def _ids(value: Any) -> list[int]:
 
 def _generation_defaults(raw: Mapping[str, Any]) -> dict[str, float]:
     """The checkpoint's own sampling defaults; a config that doesn't sample is greedy."""
+    for key, (least, most) in GENERATION_KEYS.items():
+        value = raw.get(key)
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise WeightsError(
+                f"generation_config.json: {key} is {value}, allowed are {least} to {most}.",
+                code="invalid_model_config",
+                hint="Correct the file, or remove the line.",
+            )
     given = {k: float(raw[k]) for k in GENERATION_KEYS if isinstance(raw.get(k), int | float)}
     if raw.get("do_sample") is False:
         given["temperature"] = 0.0

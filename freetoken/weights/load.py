@@ -46,7 +46,14 @@ class Checkpoint:
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a Hugging Face checkpoint directory; nothing but headers is read yet."""
-    directory = _directory(Path(path).expanduser())
+    try:
+        directory = _directory(Path(path).expanduser())
+    except (OSError, RuntimeError) as error:  # a name too long, no right to look, no such home
+        raise WeightsError(
+            f"The model's folder can't be looked into: {error}.",
+            code="unknown_path",
+            hint="--model takes a directory with config.json.",
+        ) from error
     config = _read_json(directory / "config.json")
     if "model_type" not in config:
         raise WeightsError(
@@ -72,7 +79,9 @@ def _directory(path: Path) -> Path:
         raise WeightsError(
             f"There is no model at {path}.",
             code="unknown_path",
-            hint=near or f"Look into {parent}; --model takes a directory with config.json.",
+            hint=near
+            or _fetch_hint(path)
+            or f"Look into {parent}; --model takes a directory with config.json.",
         )
     if not (path / "config.json").is_file():
         inside = sorted(p.parent.name for p in path.glob("*/config.json"))
@@ -86,10 +95,20 @@ def _directory(path: Path) -> Path:
     return path
 
 
+def _fetch_hint(path: Path) -> str:
+    """For a name like `owner/model` of a public hub: models are fetched by the user, never by us."""
+    if path.is_absolute() or len(path.parts) != 2 or Path(path.parts[0]).exists():
+        return ""
+    return (
+        f"FreeToken downloads nothing. Fetch {path} first, for example with "
+        f"`hf download {path} --local-dir {path.name}`, then name that folder."
+    )
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise WeightsError(
             f"{path} is not valid JSON: {error}.", code="invalid_json", hint="Copy or download it again."
         ) from error

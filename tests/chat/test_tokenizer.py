@@ -151,3 +151,21 @@ def test_a_tokenizers_truncation_is_switched_off(tmp_path: Path) -> None:
     made.enable_truncation(4)
     made.save(str(tmp_path / "tokenizer.json"))
     assert len(Tokenizer.from_directory(tmp_path).encode("much longer")) > 4
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code"),
+    [
+        ("tokenizer_config.json", "{", "invalid_json"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "invalid_model_config"),
+    ],
+)
+def test_a_damaged_file_beside_the_tokenizer_is_named(
+    file: str, text: str, code: str, tmp_path: Path
+) -> None:
+    tokenizer = vocabularies.BYTES[next(iter(vocabularies.BYTES))]()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / file).write_text(text)
+    with pytest.raises(WeightsError) as e:
+        Tokenizer.from_directory(tmp_path)
+    assert e.value.code == code and file in e.value.message

@@ -109,6 +109,18 @@ def test_a_fault_of_ours_is_one_line_unless_debugging(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_missing_package_is_not_called_a_fault_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise ModuleNotFoundError("No module named 'zlorp.sub'", name="zlorp.sub")
+
+    monkeypatch.setattr(choices.load(cli.PACKAGE, "config"), "run", fail)
+    assert cli.main(["config"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error [missing_package]: ") and "zlorp" in said and "pip install -e ." in said
+
+
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(args: object) -> int:
         raise KeyboardInterrupt

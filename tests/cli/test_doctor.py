@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import zipfile
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from freetoken.cli import _checks, _host
 from freetoken.cli import main as cli
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +119,11 @@ def test_a_bundle_that_cannot_be_written_is_an_error(
 ) -> None:
     assert cli.main(["doctor", "--bundle", str(tmp_path / "no" / "report.zip")]) == 2
     assert "unwritable_file" in capsys.readouterr().err
+
+
+def test_doctor_looks_for_every_package_that_is_needed() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    block = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    needed = {re.split(r"[<>=;]", word)[0].strip() for word in re.findall(r'"([^"]+)"', block[1])}
+    assert needed - {"torch", "tomli"} == set(_checks.PACKAGES)

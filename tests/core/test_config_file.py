@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.core import config_file
@@ -94,6 +94,7 @@ def test_an_edit_never_touches_a_broken_file(tmp_path: Path) -> None:
     assert path.read_text("utf-8") == "[default\n"
 
 
+@settings(deadline=None)  # a file is written and read
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30))
 def test_any_text_survives_writing_and_reading(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("config") / "config.toml"

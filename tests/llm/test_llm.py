@@ -9,9 +9,17 @@ import pytest
 
 from freetoken.chat.conversation import Conversation, Message, Tool
 from freetoken.chat.events import Finish, ReasoningDelta, fold
-from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
+from freetoken.core.errors import (
+    BusyError,
+    ConfigError,
+    ContextLengthError,
+    FreeTokenError,
+    RequestError,
+    WeightsError,
+)
 from freetoken.core.generate import GenerateParams
 from freetoken.core.options import Options
+from freetoken.engine.build import DEMO_MODEL
 from freetoken.llm import LLM, build_llm
 
 GREEDY = GenerateParams(temperature=0.0, max_tokens=60, thinking="off")
@@ -204,3 +212,13 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_
     with pytest.raises(ConfigError, match="cannot be written"):
         llm.load(lambda phase, percent: phases.append(phase))
     assert not phases and llm.status().state == "failed"
+
+
+@pytest.mark.parametrize("line", ['{"temperature": -5}', '{"top_p": 7}', '{"eos_token_id": "x"}', "{"])
+def test_a_damaged_generation_config_is_refused_by_name(line, tmp_path):
+    for file in DEMO_MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(line)
+    with pytest.raises(WeightsError, match="generation_config"):
+        LLM(Options(model=str(tmp_path))).load()

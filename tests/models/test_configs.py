@@ -191,3 +191,10 @@ def test_exact_mode_insists_on_float32(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Runner(qwen3_moe.FAMILY, path, dtype=torch.bfloat16, exact=True)
     assert caught.value.code == "invalid_config"
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("key", ["hidden_size", "max_position_embeddings", "rms_norm_eps"])
+def test_no_number_of_a_config_is_negative_or_endless(key: str, value: float) -> None:
+    with pytest.raises(WeightsError, match=key):
+        qwen3_moe.FAMILY.read_config({**qwen3_moe.TINY, key: value})

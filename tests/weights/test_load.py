@@ -125,3 +125,16 @@ def test_the_check_lists_all_faults_and_lets_optional_names_pass(tmp_path: Path)
         with pytest.raises(WeightsError) as caught:
             check_tensors(source, expected)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize("path", ["a" * 5000, "~no-such-user-here/x", "a\0b"])
+def test_a_path_that_cannot_be_looked_at_is_an_error_of_ours(path: str) -> None:
+    with pytest.raises(WeightsError) as e:
+        open_checkpoint(path)
+    assert e.value.code == "unknown_path" and e.value.hint
+
+
+def test_a_hubs_name_is_told_how_to_become_a_folder() -> None:
+    with pytest.raises(WeightsError) as e:
+        open_checkpoint("Owner/Model-30B")
+    assert "downloads nothing" in e.value.hint and "hf download Owner/Model-30B" in e.value.hint
