@@ -32,7 +32,7 @@ def native_layers(setup: ExpertSetup) -> list[Layer]:
     """Every layer as the library reads it; empty if it can't or shouldn't compute one of them."""
     device, lib = setup.device, library()
     simulated = device.owns_memory and device.in_host_memory
-    if lib is None or simulated or setup.numerics.exact or setup.bank.phantom or setup.math is not None:
+    if lib is None or not setup.native or simulated or setup.numerics.exact or setup.math is not None:
         return []
     assert setup.config.moe is not None
     kind = _ACTIVATIONS.get(setup.config.moe.activation, -1)

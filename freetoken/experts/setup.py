@@ -26,6 +26,7 @@ class ExpertSetup:
     chunk_tokens  rows of a prefill sub-chunk
     ring_group    experts of one ring group, 0 = the smallest that hides the link
     math          arithmetic strategy; None = real tiles of the bank
+    native        use the native library where it can compute; False: torch, the oracle
     """
 
     config: ModelConfig
@@ -44,6 +45,7 @@ class ExpertSetup:
     chunk_tokens: int = 2048
     ring_group: int = 0
     math: ExpertMath | None = None
+    native: bool = True
 
     def arithmetic(self) -> ExpertMath:
         assert self.config.moe is not None

@@ -28,7 +28,7 @@ def run(backend, layer, x, routing):
 @pytest.mark.parametrize("model", GEOMETRIES, ids=str)
 def test_a_backend_without_slots_gives_the_plain_answer(model, name, numerics):
     made = tiny(model)
-    setup = ExpertSetup(model, made.bank, CpuDevice(), numerics)
+    setup = ExpertSetup(model, made.bank, CpuDevice(), numerics, native=False)
     backend = choices.load("freetoken.experts.backends", name).create(setup)
     for seed, (rows, dead) in enumerate([(1, 0), (2, 1), (5, 0), (40, 3), (200, 0), (1, 1)]):
         x, routing = inputs(model, rows, seed, dead)
@@ -41,7 +41,7 @@ def test_a_backend_without_slots_gives_the_plain_answer(model, name, numerics):
 def test_threads_never_change_a_bit(threads):
     model = config(1, 12, 4)
     made = tiny(model)
-    setup = ExpertSetup(model, made.bank, CpuDevice(), NUMERICS, threads=threads)
+    setup = ExpertSetup(model, made.bank, CpuDevice(), NUMERICS, threads=threads, native=False)
     backend = choices.load("freetoken.experts.backends", "cpu").create(setup)
     for rows in (1, 3, 17):
         x, routing = inputs(model, rows, rows)

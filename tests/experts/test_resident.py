@@ -24,7 +24,9 @@ MACHINE = SLOW.with_rates(  # tiny tiles take time
 
 def make(name, made, *, slots, device=None, numerics=NUMERICS, **options):
     device = device or SimDevice(MACHINE, seed=1)
-    setup = ExpertSetup(made.config, made.bank, device, numerics, policy=Lru(), num_slots=slots, **options)
+    setup = ExpertSetup(
+        made.config, made.bank, device, numerics, policy=Lru(), num_slots=slots, native=False, **options
+    )
     return choices.load("freetoken.experts.backends", name).create(setup)
 
 
