@@ -17,13 +17,12 @@ from freetoken.core.units import ceil_div
 from freetoken.kernels.attention import attend, attend_exact
 
 KIND = "full"
+PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def state_spec(spec: AttentionSpec, num_layers: int, page_size: int, dtype: torch.dtype) -> StateSpec:
     unit_bytes = num_layers * 2 * page_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    return StateSpec(
-        kind=KIND, unit="page", unit_bytes=unit_bytes, window=spec.window, page_sizes=(page_size,)
-    )
+    return StateSpec(kind=KIND, unit="page", unit_bytes=unit_bytes, window=spec.window, page_sizes=PAGE_SIZES)
 
 
 class FullAttention:

@@ -33,6 +33,10 @@ class ContextCache(PrefixCache):
     def num_units(self) -> int:
         return self.checkpoints.num_units if self.checkpoints else 0
 
+    @property
+    def num_slots(self) -> int:
+        return self.checkpoints.slots.num_used if self.checkpoints else 0
+
     def match(self, token_ids: IntArray, limit: int, group: str = "") -> Prefix:
         path = self.tree.find(token_ids)
         at = self.tree.resume_at(path, limit)

@@ -134,6 +134,11 @@ class PrefixCache(abc.ABC):
         """Device state units that the cache and checkpoints on their way to it own."""
         return 0
 
+    @property
+    def num_slots(self) -> int:
+        """States that the cache keeps in host memory."""
+        return 0
+
     @abc.abstractmethod
     def match(self, token_ids: IntArray, limit: int, group: str = "") -> Prefix:
         """Longest prefix of at most `limit` tokens that can be resumed; locks it."""

@@ -95,7 +95,10 @@ class Built:
                 "running": len(running.running),
                 "waiting": len(running.waiting),
             },
-            "cache": e.scheduler.reuse.snapshot(),
+            "cache": {
+                **e.scheduler.reuse.snapshot(),
+                "bytes": e.scheduler.reuse.cache.num_slots * e.memory.state_bytes,
+            },
             "experts": asdict(e.runner.experts.stats),
             "memory": {
                 "budget_bytes": e.memory.budget_bytes,
@@ -154,6 +157,8 @@ def _parts(options: Options, checkpoint: Checkpoint, progress: Progress) -> _Par
     family = find_family(checkpoint.model_type)
     config = family.read_config(checkpoint.config)
     numerics = _numerics(options, config)
+    specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
+    _check_page_size(options, specs)
     return _Parts(
         options=options,
         checkpoint=checkpoint,
@@ -162,9 +167,22 @@ def _parts(options: Options, checkpoint: Checkpoint, progress: Progress) -> _Par
         numerics=numerics,
         device=_device(options),
         fmt=_weight_format(config, checkpoint),
-        specs=family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype),
+        specs=specs,
         progress=progress,
     )
+
+
+def _check_page_size(options: Options, specs: tuple[StateSpec, ...]) -> None:
+    """Every kind that keeps pages must allow the wish."""
+    kinds = [set(spec.page_sizes) for spec in specs if spec.unit == "page"]
+    allowed = sorted(set.intersection(*kinds)) if kinds else []
+    if options.page_size is not None and options.page_size not in allowed:
+        raise ConfigError(
+            f"A KV page of {options.page_size} tokens does not suit this model.",
+            code="invalid_option",
+            param="page_size",
+            hint=f"Use one of: {', '.join(map(str, allowed))}.",
+        )
 
 
 def find_family(model_type: str) -> ModelFamily:

@@ -256,8 +256,10 @@ class Engine:
         ids = r.token_ids[work.start : work.start + work.num_tokens]
         if work.start + work.num_tokens > r.num_tokens:
             ids = np.full(1, -1, np.int32)
-        cuts = (*r.submit.anchor_positions, *(position for position, _ in work.saves))
-        anchors = tuple(a for a in cuts if work.start < a < work.start + work.num_tokens)
+        anchors: tuple[int, ...] = ()
+        if work.num_tokens > 1:
+            cuts = (*r.submit.anchor_positions, *(position for position, _ in work.saves))
+            anchors = tuple(a for a in cuts if work.start < a < work.start + work.num_tokens)
         return Segment(
             ids,
             work.start,

@@ -19,6 +19,7 @@ class Memory:
 
     def __init__(self, plan: Plan, sizes: Sizes, device: Device, kv: Pool, experts: ExpertBackend) -> None:
         self.plan = plan
+        self.state_bytes = sizes.state_bytes
         self.budget_bytes = plan.memory.total_bytes
         self.num_slots = plan.memory.num_slots
         self._sizes, self._device, self._experts = sizes, device, experts

@@ -163,7 +163,12 @@ def make_plan(options: Options, facts: Facts) -> Plan:
 def _checkpoints(options: Options, facts: Facts, reasons: list[str]) -> tuple[int, int]:
     """Device units and host slots for saved states; none for models that can resume anywhere."""
     sizes = facts.sizes
-    if not (options.prefix_cache and facts.has_states and sizes.state_bytes):
+    if not options.prefix_cache:
+        reasons.append("no prefix cache: every prompt is computed whole")
+        return 0, 0
+    text = f"prefix cache: pages of {sizes.page_size} tokens"
+    if not (facts.has_states and sizes.state_bytes):
+        reasons.append(text)
         return 0, 0
     units = max(2, min(CHECKPOINT_UNITS, facts.free_bytes // 50 // sizes.state_bytes))
     if options.checkpoint_memory is not None:
@@ -171,10 +176,8 @@ def _checkpoints(options: Options, facts: Facts, reasons: list[str]) -> tuple[in
     else:
         free = facts.host_free_bytes - sizes.num_experts * sizes.record_bytes
         slots = min(CHECKPOINT_SLOTS, max(free, 0) // CHECKPOINT_HOST_SHARE // sizes.state_bytes)
-    reasons.append(
-        f"prefix cache: {slots} checkpoints of {format_bytes(sizes.state_bytes)} in host memory, "
-        f"{units} on their way there"
-    )
+    size = format_bytes(sizes.state_bytes)
+    reasons.append(f"{text}, {slots} states of {size} in host memory, {units} on their way there")
     return units, slots
 
 

@@ -1,0 +1,65 @@
+"""What earlier prompts computed is used again, end to end, and usage and statistics say how much."""
+
+from dataclasses import replace
+
+import pytest
+
+from freetoken.chat.conversation import Conversation, Message
+from freetoken.chat.events import fold
+from freetoken.core.errors import ConfigError
+from freetoken.core.generate import GenerateParams
+from freetoken.core.options import Options
+from freetoken.llm import LLM, build_llm
+
+GREEDY = GenerateParams(temperature=0.0, max_tokens=12, thinking="off")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    llm = build_llm(Options(device="cpu", moe_backend="fused", exact=True))
+    yield llm
+    llm.close()
+
+
+def say(llm: LLM, name: str, *texts: str, params: GenerateParams = GREEDY):
+    roles = ("user", "assistant")
+    turns = tuple(Message.make(roles[i % 2], text) for i, text in enumerate(texts))
+    answer = fold(llm.submit_chat(Conversation(turns), params, name))
+    return answer.content, answer.finish.usage
+
+
+def test_the_next_turn_pays_for_its_own_tokens_only(llm):
+    question = "Tell me a joke about the sea, the wind and an old boat that nobody wants to sail."
+    said, first = say(llm, "one", question)
+    assert first.cached_tokens == 0
+    again, second = say(llm, "two", question)
+    assert again == said and 0 < first.prompt_tokens - second.cached_tokens <= 16
+    _, third = say(llm, "three", question, said, "Another one, please.")
+    assert third.cached_tokens >= first.prompt_tokens - 16
+    assert third.prompt_tokens > third.cached_tokens
+
+
+def test_statistics_count_what_was_reused(llm):
+    before = llm.stats()
+    question = "What is the weather like at the end of the world, and who would know?"
+    say(llm, "a", question)
+    _, usage = say(llm, "b", question)
+    after = llm.stats()
+    assert after["engine"]["cached_tokens"] - before["engine"]["cached_tokens"] == usage.cached_tokens > 0
+    assert after["cache"]["hits"] == before["cache"]["hits"] + 1
+    assert after["cache"]["pages"] > before["cache"]["pages"] and after["cache"]["checkpoints"] > 0
+
+
+def test_several_answers_to_one_prompt_share_its_computation(llm):
+    question = "Name a colour and say why you like it more than all the other colours that there are."
+    params = replace(GREEDY, temperature=0.7)
+    turns = Conversation((Message.make("user", question),))
+    running = [llm.submit_chat(turns, replace(params, seed=i), f"n{i}") for i in range(3)]
+    cached = [fold(generation).finish.usage.cached_tokens for generation in running]
+    assert cached[0] == 0 and min(cached[1:]) > 0
+
+
+def test_a_page_size_that_no_kernel_knows_is_refused():
+    with pytest.raises(ConfigError) as e:
+        build_llm(Options(device="cpu", page_size=24))
+    assert e.value.code == "invalid_option" and "16" in (e.value.hint or "")
