@@ -18,6 +18,7 @@ from freetoken.api import ports
 from freetoken.cli import _host, _options
 from freetoken.core import config_file, env
 from freetoken.core.errors import ConfigError, FreeTokenError
+from freetoken.core.host_memory import host_memory
 from freetoken.core.options import Options
 from freetoken.core.units import GIB, format_bytes
 
@@ -169,9 +170,11 @@ def _cpu() -> Iterator[Check]:
 
 
 def _memory() -> Iterator[Check]:
-    total, available, limit = _host.memory_limit()
-    fact = f"{format_bytes(available)} free of {format_bytes(total)} ({limit})"
-    if available < GIB:
+    memory = host_memory()
+    fact = (
+        f"{format_bytes(memory.free_bytes)} free of {format_bytes(memory.total_bytes)} ({memory.limited_by})"
+    )
+    if memory.free_bytes < GIB:
         yield Check("memory", "warn", fact, "The demo model needs about 1 GiB; close something first.")
     else:
         yield Check("memory", "good", fact)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from freetoken.core.host_memory import host_memory
 from freetoken.core.units import format_bytes
 
 ISA = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
@@ -62,29 +63,6 @@ def cpu_features() -> list[str]:
     found = re.search(r"^flags\s*:\s*(.+)$", info.read_text("utf-8", "replace"), re.MULTILINE)
     flags = set(found[1].split()) if found else set()
     return [name for name in ISA if name in flags]
-
-
-def memory_limit() -> tuple[int, int, str]:
-    """(total, available, what limits it) in bytes: the machine's RAM or a container's smaller limit."""
-    memory = psutil.virtual_memory()
-    total, available, limit = int(memory.total), int(memory.available), "RAM"
-    for name, used_name in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        cap, used = _number(name), _number(used_name)
-        if cap is not None and cap < total:
-            total, limit = cap, "container limit"
-            available = min(available, cap - (used or 0))
-    return total, available, limit
-
-
-def _number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text("ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def system() -> str:
@@ -165,10 +143,10 @@ def _list_gpus(library: ctypes.CDLL) -> list[Gpu]:
 def machine_line() -> str:
     """This machine in one line: CPU, cores, memory, GPU."""
     cores, threads = cpu_cores()
-    total, available, limit = memory_limit()
+    memory = host_memory()
     found, _ = gpus()
     gpu = ", ".join(f"{g.name} {format_bytes(g.memory_bytes)}" for g in found) or "no NVIDIA GPU"
+    free, total = format_bytes(memory.free_bytes), format_bytes(memory.total_bytes)
     return (
-        f"{cpu_name()}, {cores} cores / {threads} threads, "
-        f"{format_bytes(available)} of {format_bytes(total)} {limit} free, {gpu}"
+        f"{cpu_name()}, {cores} cores / {threads} threads, {free} of {total} {memory.limited_by} free, {gpu}"
     )

@@ -20,7 +20,7 @@ from typing import NoReturn
 from freetoken import __version__
 from freetoken.cli._terminal import Terminal
 from freetoken.core import choices
-from freetoken.core.errors import ConfigError, FreeTokenError, nearest
+from freetoken.core.errors import CapacityError, ConfigError, FreeTokenError, nearest
 
 PACKAGE = "freetoken.cli"
 INTERRUPTED = 130
@@ -106,6 +106,7 @@ def overview() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
         return _run(args)
     except SystemExit as done:  # argparse has printed a help page
@@ -121,8 +122,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(error, args)
         return error.exit_code
     except Exception as error:
-        _report(_unexpected(error), args)
-        return 1
+        unexpected = _unexpected(error)
+        _report(unexpected, args)
+        return unexpected.exit_code
+
+
+def _open_streams() -> None:
+    """A service manager may start us with closed streams, which Python shows as None."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open to the end
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _run(args: list[str]) -> int:
@@ -150,6 +160,13 @@ def _unexpected(error: Exception) -> FreeTokenError:
             code="missing_package",
             hint="The checkout is newer than its installation: run pip install -e . there once more "
             "(./scripts/run.sh does it).",
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return CapacityError(
+            "The system gives no more memory.",
+            code="host_memory",
+            hint="Close other programs, raise the limit (ulimit -v, a container's), or lower --num-tokens "
+            "and --max-running-requests. `ft doctor` shows what is free.",
         )
     text = str(error).strip().splitlines()
     return FreeTokenError(

@@ -22,6 +22,7 @@ from freetoken.cache.pages import UnitAllocator
 from freetoken.chat.codec import ChatCodec
 from freetoken.core import choices, cost
 from freetoken.core.errors import CapacityError, ConfigError, WeightsError
+from freetoken.core.host_memory import host_memory
 from freetoken.core.interfaces import (
     Device,
     ExpertBackend,
@@ -255,10 +256,12 @@ def _sizes(parts: _Parts) -> Sizes:
 
 def _facts(parts: _Parts, name: str) -> Facts:
     options, config, device = parts.options, parts.config, parts.device
-    free = device.free_bytes()
+    free, host_free = device.free_bytes(), host_memory().free_bytes
     if device.owns_memory:
         free = int(free * (options.memory_ratio if options.memory_ratio is not None else 1.0))
         free = min(free, options.gpu_memory or free)
+    else:
+        free = min(free, host_free)
     return Facts(
         model_name=name,
         sizes=_sizes(parts),
@@ -269,7 +272,7 @@ def _facts(parts: _Parts, name: str) -> Facts:
         owns_memory=device.owns_memory,
         in_host_memory=device.in_host_memory,
         free_bytes=free,
-        host_free_bytes=int(psutil.virtual_memory().available),
+        host_free_bytes=host_free,
         machine=device.machine,
         has_states=any(s.unit == "state" for s in parts.specs),
         run_ahead=device.run_ahead,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,27 @@ def test_a_missing_package_is_not_called_a_fault_of_ours(
     assert cli.main(["config"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error [missing_package]: ") and "zlorp" in said and "pip install -e ." in said
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_memory_that_ran_out_is_said_as_such(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(choices.load(cli.PACKAGE, "config"), "run", fail)
+    assert cli.main(["config"]) == CapacityError.exit_code
+    assert capsys.readouterr().err.startswith("error [host_memory]: ")
+
+
+def test_closed_streams_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    assert cli.main(["config"]) == 0
+    assert cli.main(["no-such-command"]) == 2
+    for stream in (sys.stdout, sys.stderr):
+        stream.close()
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
