@@ -68,7 +68,9 @@ class ToolNames:
     def keep(self, names: set[str]) -> None:
         self.tools = [tool for tool in self.tools if tool.name in names]
 
-    def _add(self, tool: Item, where: str, namespace: str) -> None:
+    def _add(self, tool: object, where: str, namespace: str) -> None:
+        if not isinstance(tool, Mapping):
+            tool = {"type": type(tool).__name__}
         kind, name = tool.get("type", "function"), tool.get("name")
         if kind == "namespace" and isinstance(tool.get("tools"), list):
             for k, inner in enumerate(tool["tools"]):

@@ -76,7 +76,8 @@ def literal(text: str) -> str:
 
 def json_term(schema: Mapping[str, Any]) -> str:
     """JSON that obeys a schema as a term."""
-    style = {"whitespace_pattern": _SPACE, **schema.get("x-guidance", {})}
+    own = schema.get("x-guidance")
+    style = {"whitespace_pattern": _SPACE, **(own if isinstance(own, Mapping) else {})}
     return f"%json {json.dumps({**schema, 'x-guidance': style}, ensure_ascii=False)}"
 
 
@@ -84,6 +85,19 @@ def parameters_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments. Words that can't be enforced count only for strict tools."""
     schema = {"type": "object", **tool.parameters}
     return schema if tool.strict else {**schema, "x-guidance": {"lenient": True}}
+
+
+def parameters_of(schema: Mapping[str, Any]) -> dict[str, bool]:
+    """The parameters that a schema names: key -> whether it is required. RequestError `invalid_grammar`."""
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise RequestError(
+            "A tool's parameters need an object as properties and a list as required.",
+            code="invalid_grammar",
+            hint="Send a JSON schema of an object.",
+            param="tools",
+        )
+    return {key: key in required for key in properties}
 
 
 def parameter_schema(schema: Mapping[str, Any], key: str) -> dict[str, Any]:

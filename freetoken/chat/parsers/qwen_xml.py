@@ -15,7 +15,7 @@ from typing import Any
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer
 from freetoken.chat.grammar import BACK, FAIL, Grammar, Sink, State, spoken_rows
-from freetoken.chat.lark import json_term, literal, parameter_schema, parameters_schema
+from freetoken.chat.lark import json_term, literal, parameter_schema, parameters_of, parameters_schema
 from freetoken.chat.parsers._example import Example, tool
 from freetoken.chat.schema_value import accepted_types
 from freetoken.chat.stream_parser import parse_whole
@@ -34,9 +34,9 @@ def call_rule(tool: Tool, name: str, mark: Callable[[str], str]) -> str:
     """Parameters in the schema's order; a text ends at its closing marker, as the reader ends it."""
     schema = parameters_schema(tool)
     rules, body = [], []
-    for i, key in enumerate(schema.get("properties") or {}):
+    for i, (key, is_required) in enumerate(parameters_of(schema).items()):
         rule = f"{name}_{i}"
-        body.append(rule if key in (schema.get("required") or ()) else f"{rule}?")
+        body.append(rule if is_required else f"{rule}?")
         rules.append(_parameter_rule(rule, key, parameter_schema(schema, key)))
     opening, closing = literal(f"\n<function={tool.name}>\n"), literal("</function>\n")
     call = f"{name}: {mark('<tool_call>')} {opening} {' '.join(body)} {closing} {mark('</tool_call>')}\n"
@@ -45,7 +45,11 @@ def call_rule(tool: Tool, name: str, mark: Callable[[str], str]) -> str:
 
 def _parameter_rule(rule: str, key: str, schema: Mapping[str, Any]) -> str:
     opening, closing = literal(f"<parameter={key}>\n"), literal("\n</parameter>\n")
-    values = [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]
+    listed = schema.get("enum")
+    values = [
+        *(listed if isinstance(listed, list) else ()),
+        *([schema["const"]] if "const" in schema else ()),
+    ]
     if values:
         texts = (v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
         return f"{rule}: {opening} ({' | '.join(map(literal, texts))}) {closing}\n"
