@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """ChatML with Qwen3.5-style tool calls: text of a chat, and which characters of it the model learns to write.
 
 Owns the training-side rendering; it must equal chat_template.jinja beside it (a test checks that). Messages are dicts with
@@ -48,7 +49,9 @@ class _Writer:
 def _head(w: _Writer, system: str, tools: list[dict] | None, dump: Callable[[object], str]) -> None:
     if tools:
         listed = "".join("\n" + dump(t) for t in tools)
-        w.put(f"<|im_start|>system\n# Tools\n\nYou have access to the following functions:\n\n<tools>{listed}\n</tools>\n\n{HOWTO}")
+        w.put(
+            f"<|im_start|>system\n# Tools\n\nYou have access to the following functions:\n\n<tools>{listed}\n</tools>\n\n{HOWTO}"
+        )
         w.put(("\n\n" + system if system else "") + "<|im_end|>\n")
     elif system:
         w.put(f"<|im_start|>system\n{system}<|im_end|>\n")
@@ -102,6 +105,8 @@ def to_openai(messages: list[dict]) -> list[dict]:
         if m.get("reasoning"):
             d["reasoning_content"] = m["reasoning"]
         if m.get("calls"):
-            d["tool_calls"] = [{"type": "function", "function": {"name": n, "arguments": a}} for n, a in m["calls"]]
+            d["tool_calls"] = [
+                {"type": "function", "function": {"name": n, "arguments": a}} for n, a in m["calls"]
+            ]
         out.append(d)
     return out

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 - sentences and small makers read best on one line
 """Random words and values: the raw material of every generated chat.
 
 Owns the random generator of one worker and the lexicon's word lists. Invariant: with held=True only the 5 % of words that
@@ -23,9 +24,20 @@ _MONTHS = "January February March April May June July August September October N
 _EXTENSIONS = "txt py md json csv log c rs html yaml toml sh ini js go xml".split()
 _ROOTS = ["", "", "/", "/tmp/", "/etc/", "src/", "docs/", "./", "data/", "~/", "lib/", "tests/"]
 _SENTENCES = [
-    "the {a} is ready", "please check the {a}", "we need the {a} by {t}", "the {a} was moved to {t}", "your {a} has arrived",
-    "do not forget the {a} for {p}", "I have finished the {a} and the {b}", "our {a} is late", "call {p} about the {a}",
-    "the {a} needs a new {b}", "meet {p} at {t}", "bring the {a} and the {b}", "{p} has the {a}", "no {a} today, only {b}",
+    "the {a} is ready",
+    "please check the {a}",
+    "we need the {a} by {t}",
+    "the {a} was moved to {t}",
+    "your {a} has arrived",
+    "do not forget the {a} for {p}",
+    "I have finished the {a} and the {b}",
+    "our {a} is late",
+    "call {p} about the {a}",
+    "the {a} needs a new {b}",
+    "meet {p} at {t}",
+    "bring the {a} and the {b}",
+    "{p} has the {a}",
+    "no {a} today, only {b}",
 ]
 
 
@@ -42,8 +54,10 @@ class Dice:
         self.held = held
         mine = {w for w in lexicon["held"]}
         fits = (lambda w: w in mine) if held else (lambda w: w not in mine)
-        self.words = {k: [w for w in lexicon[k] if fits(w)] or lexicon[k] for k in
-                      ("single", "common", "nouns", "verbs", "adjs", "proper", "cities", "countries", "people")}
+        self.words = {
+            k: [w for w in lexicon[k] if fits(w)] or lexicon[k]
+            for k in ("single", "common", "nouns", "verbs", "adjs", "proper", "cities", "countries", "people")
+        }
         self.definitions = [d for d in lexicon["defs"] if held_out(d[0]) == held]
         self._cumulative = list(accumulate(min(d[3], 60) ** 0.5 for d in self.definitions))
         self.paragraphs = lexicon["paragraphs"]
@@ -97,7 +111,23 @@ class Dice:
     def ident(self) -> str:
         if self.chance(0.3):
             return "".join(self.pick("abcdef0123456789") for _ in range(self.whole(4, 10)))
-        prefix = self.pick(["", "", "u", "x", "ord", "id", "A", "B", "TK", "REF", "inv", "cus", self.pick(string.ascii_uppercase)])
+        prefix = self.pick(
+            [
+                "",
+                "",
+                "u",
+                "x",
+                "ord",
+                "id",
+                "A",
+                "B",
+                "TK",
+                "REF",
+                "inv",
+                "cus",
+                self.pick(string.ascii_uppercase),
+            ]
+        )
         return prefix + self.pick(["-", "", "_", ""]) + str(self.whole(1, 10 ** self.whole(1, 6)))
 
     def person(self) -> str:
@@ -112,7 +142,13 @@ class Dice:
         x = self.r.random()
         if x < 0.5:
             return self.pick(self.words["cities"])
-        return self.pick(self.words["proper"]) if x < 0.7 else self.made_up().capitalize() if x < 0.9 else self.country()
+        return (
+            self.pick(self.words["proper"])
+            if x < 0.7
+            else self.made_up().capitalize()
+            if x < 0.9
+            else self.country()
+        )
 
     def country(self) -> str:
         return self.pick(self.words["countries"])
@@ -128,7 +164,11 @@ class Dice:
 
     def time(self) -> str:
         minute = self.pick([0, 15, 30, 45, self.whole(0, 59)])
-        return f"{self.whole(0, 23):02d}:{minute:02d}" if self.chance(0.7) else f"{self.whole(1, 12)} {self.pick(['am', 'pm'])}"
+        return (
+            f"{self.whole(0, 23):02d}:{minute:02d}"
+            if self.chance(0.7)
+            else f"{self.whole(1, 12)} {self.pick(['am', 'pm'])}"
+        )
 
     def file_name(self, extension: str = "") -> str:
         stem = self.word() + (self.pick(["_", "-"]) + self.word() if self.chance(0.3) else "")
@@ -140,7 +180,9 @@ class Dice:
         return root + middle + self.file_name(extension)
 
     def folder(self) -> str:
-        return self.pick(["/", "/tmp/", "src/", "./", "/var/", "~/", ""]) + "/".join(self.word() for _ in range(self.whole(1, 2)))
+        return self.pick(["/", "/tmp/", "src/", "./", "/var/", "~/", ""]) + "/".join(
+            self.word() for _ in range(self.whole(1, 2))
+        )
 
     def url(self) -> str:
         host = f"{self.word()}{self.pick(['.', '-'])}{self.word()}.{self.pick(['com', 'org', 'net', 'dev'])}"
@@ -193,10 +235,25 @@ _BY_NAME = {
     **dict.fromkeys(("body", "message", "text", "description"), Dice.sentence),
     **dict.fromkeys(("subject", "title", "notes", "query", "topic", "reason"), Dice.phrase),
     **dict.fromkeys(("path", "file_name"), Dice.path),
-    "email": Dice.email, "time": Dice.time, "url": Dice.url, "folder": Dice.folder, "country": Dice.country,
-    "phone": Dice.phone, "version": Dice.version,
+    "email": Dice.email,
+    "time": Dice.time,
+    "url": Dice.url,
+    "folder": Dice.folder,
+    "country": Dice.country,
+    "phone": Dice.phone,
+    "version": Dice.version,
 }
 _ANY = {
-    Dice.word: 34, Dice.phrase: 16, Dice.person: 14, Dice.ident: 12, Dice.made_up: 10, Dice.email: 2, Dice.date: 2, Dice.time: 2,
-    Dice.path: 3, Dice.url: 2, Dice.place: 3, Dice.sentence: 3,
+    Dice.word: 34,
+    Dice.phrase: 16,
+    Dice.person: 14,
+    Dice.ident: 12,
+    Dice.made_up: 10,
+    Dice.email: 2,
+    Dice.date: 2,
+    Dice.time: 2,
+    Dice.path: 3,
+    Dice.url: 2,
+    Dice.place: 3,
+    Dice.sentence: 3,
 }

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """A task: one request that needs one call of one tool, with the tool's answer and ours. And how schemas and values are spelt.
 
 Knows nothing about particular tools. Invariant: a request names every argument so that it can be read off in one way only;
@@ -13,7 +14,10 @@ from demo.chats.dice import Dice
 
 @dataclass
 class Task:
-    """tool: schema; query: what the user says; name, args: the right call; response: the tool's text; answer: ours; why: infinitive."""
+    """tool: schema; query: what the user says; name, args: the right call; response: the tool's text; answer: ours; why: infinitive.
+
+    kind: tasks of one kind would fit each other's tools, so a chat offers only one of them.
+    """
 
     tool: dict
     query: str
@@ -22,6 +26,7 @@ class Task:
     response: str
     answer: str
     why: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,11 @@ class Param:
 
 
 def _object(fields: tuple[Param, ...]) -> dict:
-    return {"type": "object", "properties": {f.name: f.schema() for f in fields}, "required": [f.name for f in fields if f.required]}
+    return {
+        "type": "object",
+        "properties": {f.name: f.schema() for f in fields},
+        "required": [f.name for f in fields if f.required],
+    }
 
 
 def tool_schema(d: Dice, name: str, about: str, params: list[Param]) -> dict:
@@ -64,7 +73,11 @@ def tool_schema(d: Dice, name: str, about: str, params: list[Param]) -> dict:
         shape["required"] = required
     if d.chance(0.08):
         shape["additionalProperties"] = False
-    function = {"name": name, "parameters": shape} if not about else {"name": name, "description": about, "parameters": shape}
+    function = (
+        {"name": name, "parameters": shape}
+        if not about
+        else {"name": name, "description": about, "parameters": shape}
+    )
     if d.chance(0.04):
         function["strict"] = True
     return {"type": "function", "function": function}
@@ -141,5 +154,8 @@ def _said_object(d: Dice, value: dict) -> str:
     items = []
     for k, v in value.items():
         text = v if isinstance(v, str) else json.dumps(v)
-        items.append(f"{spoken(k)}{sep}" + (f'"{text}"' if isinstance(v, str) and (" " in text or d.chance(0.2)) else text))
+        items.append(
+            f"{spoken(k)}{sep}"
+            + (f'"{text}"' if isinstance(v, str) and (" " in text or d.chance(0.2)) else text)
+        )
     return ", ".join(items) if d.chance(0.6) else listing(items)

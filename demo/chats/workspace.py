@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """A pretend project: files in memory and the tools of a coding agent over them.
 
 Serves training (what a tool answers) and evaluation (a model's own calls are carried out). Tests pass when every wanted
@@ -7,7 +8,7 @@ edit is in place. Tool and parameter names differ from toolbox to toolbox; roles
 import json
 
 from demo.chats.dice import Dice
-from demo.chats.known import param
+from demo.chats.packing import param
 from demo.chats.tasks import styled, tool_schema
 
 _NAMES = {
@@ -19,7 +20,13 @@ _NAMES = {
     "find": ("grep/search/search files/find in files", "Search the files for a text"),
     "list": ("list files/ls/list dir/glob", "List the files of a folder"),
 }
-_EDIT = [("old", "new"), ("old_string", "new_string"), ("search", "replace"), ("old_text", "new_text"), ("before", "after")]
+_EDIT = [
+    ("old", "new"),
+    ("old_string", "new_string"),
+    ("search", "replace"),
+    ("old_text", "new_text"),
+    ("before", "after"),
+]
 
 
 class Toolbox:
@@ -33,14 +40,21 @@ class Toolbox:
         self.fields: dict[str, list[str]] = {}
         self.tools: list[dict] = []
         texts = {
-            "read": [path], "edit": [path, old, new], "write": [path, d.pick(["content", "content", "text", "contents"])], "test": [],
-            "shell": [d.pick(["command", "command", "cmd"])], "find": [d.pick(["query", "pattern", "text"])], "list": [d.pick(["path", "folder", "directory"])],
+            "read": [path],
+            "edit": [path, old, new],
+            "write": [path, d.pick(["content", "content", "text", "contents"])],
+            "test": [],
+            "shell": [d.pick(["command", "command", "cmd"])],
+            "find": [d.pick(["query", "pattern", "text"])],
+            "list": [d.pick(["path", "folder", "directory"])],
         }
         for role in roles:
             names, about = _NAMES[role]
             self.name[role] = styled(d.pick(names.split("/")).split(), style)
             self.fields[role] = texts[role]
-            self.tools.append(tool_schema(d, self.name[role], about, [param(d, f, "string", "") for f in texts[role]]))
+            self.tools.append(
+                tool_schema(d, self.name[role], about, [param(d, f, "string", "") for f in texts[role]])
+            )
         d.r.shuffle(self.tools)
 
     def call(self, role: str, *values: str) -> tuple[str, dict]:
@@ -53,8 +67,23 @@ class Toolbox:
 class Workspace:
     """files: path -> text; wanted: path -> text after the work; failure: what a failing test prints."""
 
-    def __init__(self, box: Toolbox, files: dict[str, str], wanted: dict[str, str], failure: str, success: str, as_json: bool = False) -> None:
-        self.box, self.files, self.wanted, self.failure, self.success, self.as_json = box, dict(files), wanted, failure, success, as_json
+    def __init__(
+        self,
+        box: Toolbox,
+        files: dict[str, str],
+        wanted: dict[str, str],
+        failure: str,
+        success: str,
+        as_json: bool = False,
+    ) -> None:
+        self.box, self.files, self.wanted, self.failure, self.success, self.as_json = (
+            box,
+            dict(files),
+            wanted,
+            failure,
+            success,
+            as_json,
+        )
         self.tested = False
 
     @property
@@ -71,7 +100,11 @@ class Workspace:
     def _read(self, path: str) -> str:
         if path not in self.files:
             return f"Error: no such file: {path}"
-        return json.dumps({"content": self.files[path]}, ensure_ascii=False) if self.as_json else self.files[path]
+        return (
+            json.dumps({"content": self.files[path]}, ensure_ascii=False)
+            if self.as_json
+            else self.files[path]
+        )
 
     def _edit(self, path: str, old: str, new: str) -> str:
         if path not in self.files:
@@ -95,7 +128,12 @@ class Workspace:
         return "\n".join(self.files) if command.startswith("ls") else self._read(command.split()[-1])
 
     def _find(self, query: str) -> str:
-        hits = [f"{p}:{i}: {line.strip()}" for p, t in self.files.items() for i, line in enumerate(t.split("\n"), 1) if query in line]
+        hits = [
+            f"{p}:{i}: {line.strip()}"
+            for p, t in self.files.items()
+            for i, line in enumerate(t.split("\n"), 1)
+            if query in line
+        ]
         return "\n".join(hits) or "no match"
 
     def _list(self, folder: str) -> str:

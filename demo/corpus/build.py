@@ -1,3 +1,4 @@
+# ruff: noqa: E501, E731, SIM905 - sentences and small makers read best on one line
 """Unpacked packages -> corpus.jsonl.xz (plain text) and lexicon.json.xz (words and facts for the chat generator).
 
 usage: python -m demo.corpus.build ROOT OUT      ROOT: where `dpkg -x` put the packages of sources.PACKAGES
@@ -19,19 +20,27 @@ from demo.corpus.html_text import page_text, split_pages
 from demo.corpus.sources import SOURCES
 from demo.corpus.wordnet import WordNet
 
-_NO_PAGE = re.compile(r"genindex|py-modindex|contents\.html|/search\.html|whatsnew/changelog|print\.html|/toc\.html|bookindex|releaselog")
-_NO_MODULE = set("antigravity this idlelib lib2to3 turtledemo test ensurepip msilib winreg winsound msvcrt nt ntpath".split())
+_NO_PAGE = re.compile(
+    r"genindex|py-modindex|contents\.html|/search\.html|whatsnew/changelog|print\.html|/toc\.html|bookindex|releaselog"
+)
+_NO_MODULE = set(
+    "antigravity this idlelib lib2to3 turtledemo test ensurepip msilib winreg winsound msvcrt nt ntpath".split()
+)
 _COUNTRIES = (
     "country African_country European_country Asian_country South_American_country North_American_country Asian_nation"
     " African_nation European_nation"
 ).split()
-_PEOPLE = "writer physicist chemist mathematician composer painter philosopher explorer astronomer poet".split()
+_PEOPLE = (
+    "writer physicist chemist mathematician composer painter philosopher explorer astronomer poet".split()
+)
 
 
 def jargon(share: Path) -> Iterator[str]:
     """Entries of the Jargon File, which starts each at the left margin."""
     entry: list[str] = []
-    for line in gzip.open(share / "dictd/jargon.dict.dz", "rt", errors="replace").read().split("\n")[40:] + ["END"]:
+    with gzip.open(share / "dictd/jargon.dict.dz", "rt", errors="replace") as f:
+        lines = f.read().split("\n")[40:]
+    for line in [*lines, "END"]:
         if line and not line.startswith(" "):
             if len(entry) > 1:
                 text = re.sub(r"(?<=\S)\n +(?=\S)", " ", "\n".join(entry))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """What text may enter the corpus, and its plain ASCII spelling.
 
 Entries with slurs, obscene or sexual words are dropped whole rather than edited. `held_out` names the words that no
@@ -17,7 +18,16 @@ UNWANTED = re.compile(
     re.I,
 )
 _SPELL = str.maketrans(
-    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u00a0": " ", "\u00b6": None, "\r": None}
+    {
+        "\u2018": "'",
+        "\u2019": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2013": "-",
+        "\u00a0": " ",
+        "\u00b6": None,
+        "\r": None,
+    }
 )
 
 

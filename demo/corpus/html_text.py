@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 - sentences and small makers read best on one line
 """HTML pages of manuals to plain text: headings, paragraphs, lists and code, without navigation.
 
 Knows nothing about where pages come from. Text inside <pre> keeps its line breaks, all other white space is folded.
@@ -59,7 +60,9 @@ class _Text(HTMLParser):
 
 def page_text(path: Path) -> str:
     """Plain text of one page, which may be gzipped; "" where a page has no body."""
-    raw = gzip.open(path, "rt", errors="replace").read() if path.suffix == ".gz" else path.read_text(errors="replace")
+    packed = gzip.open if path.suffix == ".gz" else open
+    with packed(path, "rt", errors="replace") as f:
+        raw = f.read()
     body = re.search(r"<main.*?</main>|<body.*</body>", raw, re.S)
     parser = _Text()
     parser.feed(body.group(0) if body else raw)

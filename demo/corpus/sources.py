@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Every text the demo model learns from, with its package and its licence.
 
 Owns the list; knows nothing about parsing. Invariant: each licence is in PERMISSIVE, so that neither the weights nor the
@@ -7,7 +8,17 @@ shipped dictionary carry a copyleft term. A test checks that, and that the model
 from dataclasses import dataclass
 
 PERMISSIVE = frozenset(
-    {"WordNet", "public domain", "PSF-2.0", "PostgreSQL", "Apache-2.0", "MIT", "MIT or Apache-2.0", "BSD-2-Clause", "BSD-3-Clause"}
+    {
+        "WordNet",
+        "public domain",
+        "PSF-2.0",
+        "PostgreSQL",
+        "Apache-2.0",
+        "MIT",
+        "MIT or Apache-2.0",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+    }
 )
 PERMISSIVE |= {"Apache-2.0 with LLVM exception"}
 
@@ -30,7 +41,17 @@ class Source:
     megabytes: float = 12.0
 
 
-_RUST = ("book", "rust-by-example", "reference", "nomicon", "embedded-book", "edition-guide", "rustc", "rustdoc", "cargo")
+_RUST = (
+    "book",
+    "rust-by-example",
+    "reference",
+    "nomicon",
+    "embedded-book",
+    "edition-guide",
+    "rustc",
+    "rustdoc",
+    "cargo",
+)
 
 SOURCES = (
     Source("wordnet", "wordnet-base", "WordNet", megabytes=24.0),
@@ -49,9 +70,26 @@ SOURCES = (
     Source("jinja", "python-jinja2-doc", "BSD-3-Clause", ("doc/python-jinja2-doc/html/**/*.html",)),
     Source("requests", "python-requests-doc", "Apache-2.0", ("doc/python-requests-doc/html/**/*.html",)),
     Source("scrapy", "python-scrapy-doc", "BSD-3-Clause", ("doc/python-scrapy-doc/html/**/*.html",), 3.0),
-    Source("pandas", "python-pandas-doc", "BSD-3-Clause", ("doc/python-pandas-doc/html/user_guide/*.html", "doc/python-pandas-doc/html/getting_started/**/*.html"), 4.0),
-    Source("scipy", "python-scipy-doc", "BSD-3-Clause", ("doc/python-scipy-doc/html/tutorial/**/*.html",), 3.0),
-    Source("scikit-learn", "python-sklearn-doc", "BSD-3-Clause", ("doc/python-sklearn-doc/html/stable/modules/*.html", "doc/python-sklearn-doc/html/modules/*.html"), 4.0),
+    Source(
+        "pandas",
+        "python-pandas-doc",
+        "BSD-3-Clause",
+        (
+            "doc/python-pandas-doc/html/user_guide/*.html",
+            "doc/python-pandas-doc/html/getting_started/**/*.html",
+        ),
+        4.0,
+    ),
+    Source(
+        "scipy", "python-scipy-doc", "BSD-3-Clause", ("doc/python-scipy-doc/html/tutorial/**/*.html",), 3.0
+    ),
+    Source(
+        "scikit-learn",
+        "python-sklearn-doc",
+        "BSD-3-Clause",
+        ("doc/python-sklearn-doc/html/stable/modules/*.html", "doc/python-sklearn-doc/html/modules/*.html"),
+        4.0,
+    ),
     Source("llvm", "llvm-14-doc", "Apache-2.0 with LLVM exception", ("doc/llvm-14-doc/html/*.html",), 5.0),
 )
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Learns the byte-level BPE tokenizer (8192 tokens) and tokenises the corpus.
 
 usage: python -m demo.corpus.tokens DATA tokenizer|text
@@ -33,7 +34,10 @@ def _splitter(space: str) -> pre_tokenizers.Sequence:
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
 
 
@@ -63,9 +67,17 @@ def learn_tokenizer(texts: list[str]) -> Tokenizer:
     tok.pre_tokenizer = _splitter("")
     first = VOCABULARY - WITH_SPACE - len(SPECIAL) - len(MARKS)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tok.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=first, initial_alphabet=alphabet, show_progress=False, max_token_length=14))
+    tok.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=first, initial_alphabet=alphabet, show_progress=False, max_token_length=14
+        ),
+    )
     learnt = json.loads(tok.to_str())["model"]
-    vocab, merges = learnt["vocab"], [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learnt["merges"]]
+    vocab, merges = (
+        learnt["vocab"],
+        [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learnt["merges"]],
+    )
     probe = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     probe.pre_tokenizer = _splitter(" ?")
     after_space: Counter[str] = Counter()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Reads WordNet's data files: senses, examples, frequencies, and instances such as cities.
 
 Knows nothing about chats. A `Sense` is one reading of one word; `count` is how often it was tagged in WordNet's own texts.
@@ -50,7 +51,9 @@ class WordNet:
             for line in (folder / f"data.{name}").read_text(errors="replace").splitlines():
                 if not line.startswith(" "):
                     self._add(line)
-        self.synsets = [s for s in self._all.values() if not UNWANTED.search(" ".join([s.gloss, *s.examples, *s.names]))]
+        self.synsets = [
+            s for s in self._all.values() if not UNWANTED.search(" ".join([s.gloss, *s.examples, *s.names]))
+        ]
 
     def _add(self, line: str) -> None:
         head, _, gloss = line.partition(" | ")
@@ -71,7 +74,13 @@ class WordNet:
         for s in self.synsets:
             for word, lex_id in s.words:
                 key = f"{word.lower()}%{_SENSE_NUMBER[s.pos]}:{s.lexfile}:{int(lex_id, 16):02d}::"
-                yield Sense(word.replace("_", " "), PART_OF_SPEECH[s.pos], s.gloss, s.examples[:1], self._counts.get(key, 0))
+                yield Sense(
+                    word.replace("_", " "),
+                    PART_OF_SPEECH[s.pos],
+                    s.gloss,
+                    s.examples[:1],
+                    self._counts.get(key, 0),
+                )
 
     def best_senses(self) -> dict[tuple[str, str], Sense]:
         """The most frequent sense of each (word, part of speech)."""

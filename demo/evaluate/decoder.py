@@ -28,7 +28,9 @@ def to_message(text: str, thinking: bool) -> dict:
     """A generated reply as a message that renders to the same text."""
     reasoning, _, body = text.rpartition("</think>") if thinking else ("", "", text)
     content = _CALL.sub("", body).strip()
-    return dict(role="assistant", content=content, calls=read_calls(body), reasoning=reasoning.strip() or None)
+    return dict(
+        role="assistant", content=content, calls=read_calls(body), reasoning=reasoning.strip() or None
+    )
 
 
 def prompt_of(messages: list[dict], tools: list[dict] | None, thinking: bool) -> str:
@@ -38,10 +40,16 @@ def prompt_of(messages: list[dict], tools: list[dict] | None, thinking: bool) ->
 class Decoder:
     """A loaded checkpoint; `reply` continues prompts greedily up to <|im_end|>."""
 
-    def __init__(self, folder: str, batch: int = 32, device: str = "cpu") -> None:
+    def __init__(
+        self, folder: str, batch: int = 32, device: str = "cpu", experts: str = "grouped_mm"
+    ) -> None:
         self.device = device
         self.tok = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        self.net = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation=experts)
+            .to(device)
+            .eval()
+        )
         self.batch = batch
 
     @torch.no_grad()
@@ -50,13 +58,12 @@ class Decoder:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         for at in range(0, len(order), self.batch):
             chosen = order[at : at + self.batch]
-            for i, ids in zip(chosen, self.generate([prompts[i] for i in chosen], limit)[1], strict=True):
+            inputs = self.tok(
+                [prompts[i] for i in chosen], return_tensors="pt", padding=True, add_special_tokens=False
+            ).to(self.device)
+            made = self.net.generate(
+                **inputs, max_new_tokens=limit, do_sample=False, temperature=None, top_p=None, top_k=None
+            )
+            for i, ids in zip(chosen, made[:, inputs["input_ids"].shape[1] :], strict=True):
                 out[i] = self.tok.decode(ids, skip_special_tokens=True)
         return out
-
-    @torch.no_grad()
-    def generate(self, prompts: list[str], limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(left-padded attention mask of the prompts [n, T], new ids [n, <= limit])."""
-        inputs = self.tok(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
-        made = self.net.generate(**inputs, max_new_tokens=limit, do_sample=False, temperature=None, top_p=None, top_k=None)
-        return inputs["attention_mask"].cpu(), made[:, inputs["input_ids"].shape[1] :].cpu()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Perplexity of assistant tokens on held-out chats, by position in long sessions, and how often the draft head is right.
 
 Uses transformers for the trunk. The draft head runs on the trunk's final states through the training model's own layer.
@@ -8,12 +9,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from demo.chats.chat_format import render
 from demo.chats.dice import Dice
 from demo.chats.sessions import Chats, turns
 from demo.evaluate.decoder import Decoder
+from demo.training import checkpoint
 from demo.training.model import Model
 
 
@@ -42,7 +43,9 @@ def chat_perplexity(decoder: Decoder, rendered: list[tuple[str, list[tuple[int, 
         ids, mine = tokens_of(decoder, text, spans)
         ce = losses(decoder, ids)[mine[1:]]
         total, count, chars = total + ce.sum().item(), count + len(ce), chars + sum(b - a for a, b in spans)
-    return dict(perplexity=round(math.exp(total / count), 4), tokens=count, nats_per_character=round(total / chars, 5))
+    return dict(
+        perplexity=round(math.exp(total / count), 4), tokens=count, nats_per_character=round(total / chars, 5)
+    )
 
 
 def held_chats(d: Dice, count: int) -> list[tuple[str, list[tuple[int, int]]]]:
@@ -56,23 +59,26 @@ def by_position(decoder: Decoder, d: Dice, count: int, length: int = 16384) -> d
     sums = [[0.0, 0] for _ in edges]
     for _ in range(count):
         messages, tools = turns(d, False, 130)
-        text, spans = render(messages, list({t["function"]["name"]: t for t in tools}.values()))
+        text, spans = render(messages, list({t.name: t.tool for t in tools}.values()))
         ids, mine = (x[:length] for x in tokens_of(decoder, text, spans))
         ce = losses(decoder, ids)
         for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)):
             part = ce[a:b][mine[1:][a:b]]
             sums[i][0] += part.sum().item()
             sums[i][1] += len(part)
-    return {f"{a}-{b}": round(math.exp(s / n), 4) for (s, n), a, b in zip(sums, edges, edges[1:], strict=False) if n}
+    return {
+        f"{a}-{b}": round(math.exp(s / n), 4)
+        for (s, n), a, b in zip(sums, edges, edges[1:], strict=False)
+        if n
+    }
 
 
 class Drafter:
     """The mtp.* head of a checkpoint beside its trunk."""
 
     def __init__(self, folder: str, decoder: Decoder) -> None:
-        state = {k: v.float() for f in sorted(Path(folder).glob("*.safetensors")) for k, v in load_file(f).items()}
         self.decoder, self.model = decoder, Model()
-        self.model.load_state_dict(state)
+        self.model.load_state_dict(checkpoint.read(Path(folder)))
         self.model.to(decoder.device)
 
     @torch.no_grad()

@@ -1,7 +1,10 @@
-"""Routing traces of real generations, and what caches of experts make of them.
+# ruff: noqa: E501 - sentences and small makers read best on one line
+"""Routing traces of held-out chats, and what caches of experts make of them.
 
 A trace is one npz: topk uint8 [steps, layers, k], phase uint8 [steps] (0 prefill, 1 decode), step int32 [steps] (position in
-the request), request int32 [steps], num_experts. Prefill tokens are thinned to the last `prefill` of each prompt.
+the request), request int32 [steps], num_experts int32. Tokens the user, the tools or the system wrote are prefill; tokens the
+assistant wrote are decode. Chats are followed rather than generated: the router sees just what it would see while generating
+the same text, and a model of perplexity near one would write nearly that.
 """
 
 import heapq
@@ -11,41 +14,52 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from demo.chats.chat_format import render
+from demo.chats.dice import Dice
+from demo.chats.sessions import Chats
 from demo.evaluate.decoder import Decoder
+from demo.evaluate.perplexity import tokens_of
 
 
-class Recorder:
-    """Records the router's choices while requests are generated in batches, and stores them request by request."""
+@torch.no_grad()
+def follow(decoder: Decoder, text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Choices uint8 [tokens, layers, k] of every layer's router along a chat, and phase uint8 [tokens]."""
+    ids, mine = tokens_of(decoder, text, spans)
+    seen: list[np.ndarray] = []
+    hooks = [
+        x.mlp.gate.register_forward_hook(lambda m, i, o: seen.append(o[2].cpu().numpy().astype(np.uint8)))
+        for x in decoder.net.model.layers
+    ]
+    decoder.net.model(ids[None].to(decoder.device))
+    for h in hooks:
+        h.remove()
+    return np.stack(seen, 1), mine.numpy().astype(np.uint8)
 
-    def __init__(self, decoder: Decoder, prefill: int = 64) -> None:
-        self.decoder, self.prefill = decoder, prefill
-        self.parts: list[tuple[np.ndarray, ...]] = []
 
-    def run(self, prompts: list[str], limit: int = 300) -> None:
-        """Generate greedily and keep the routing of each prompt's end and of every token up to <|im_end|>."""
-        layers, seen = self.decoder.net.model.layers, [[] for _ in self.decoder.net.model.layers]
-        n = len(prompts)
-        hooks = [x.mlp.gate.register_forward_hook(lambda m, i, o, s=s: s.append(o[2].view(n, -1, o[2].shape[-1]).to(torch.uint8).cpu())) for x, s in zip(layers, seen, strict=True)]
-        mask, made = self.decoder.generate(prompts, limit)
-        for h in hooks:
-            h.remove()
-        topk = torch.stack([torch.cat(s, 1) for s in seen], 2).numpy()  # [n, T + new - 1, layers, k]
-        end = self.decoder.tok.eos_token_id
-        for row, pads, ids in zip(topk, (mask == 0).sum(1).tolist(), made, strict=True):
-            stop = (ids == end).nonzero()
-            length = int(stop[0]) if len(stop) else len(ids) - 1
-            self._keep(row[pads : mask.shape[1] + length], mask.shape[1] - pads)
-
-    def _keep(self, topk: np.ndarray, prompt: int) -> None:
-        """Store one request's choices [tokens, layers, k], of which the first `prompt` tokens are prefill."""
-        skip = max(0, prompt - self.prefill)
-        step = np.arange(skip, len(topk), dtype=np.int32)
-        request = np.full(len(step), len(self.parts), np.int32)
-        self.parts.append((topk[skip:], (step >= prompt).astype(np.uint8), step, request))
-
-    def arrays(self, experts: int) -> dict[str, np.ndarray]:
-        topk, phase, step, request = (np.concatenate(x) for x in zip(*self.parts, strict=True))
-        return dict(topk=topk, phase=phase, step=step, request=request, num_experts=np.int32(experts))
+def record(decoder: Decoder, d: Dice, decode_steps: int) -> dict[str, np.ndarray]:
+    """A trace of short chats and long sessions, until it has so many decode steps."""
+    short, long, parts, done = Chats(d), Chats(d, True), [], 0
+    while done < decode_steps:
+        chat = (long if d.chance(0.1) else short).sample()
+        topk, phase = follow(decoder, *render(chat.messages, chat.tools))
+        if len(phase) <= 8192:
+            done += int(phase.sum())
+            parts.append(
+                (
+                    topk,
+                    phase,
+                    np.arange(len(phase), dtype=np.int32),
+                    np.full(len(phase), len(parts), np.int32),
+                )
+            )
+    topk, phase, step, request = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return dict(
+        topk=topk,
+        phase=phase,
+        step=step,
+        request=request,
+        num_experts=np.int32(decoder.net.config.num_experts),
+    )
 
 
 def lru(requests: Sequence[int], slots: int) -> float:
@@ -97,13 +111,22 @@ def figures(trace: dict[str, np.ndarray]) -> dict[str, object]:
     stream = (topk + np.arange(layers)[None, :, None] * experts).reshape(-1).tolist()
     half = len(stream) // 2
     out: dict[str, object] = dict(
-        requests=len(set(trace["request"].tolist())), decode_steps=int(steps), overlap_with_previous=round(float(overlap), 3), overlap_if_even=round(k / experts, 3),
-        least_used_share=round(float(used.mean(0).min() * experts / k), 3), entropy=[round(float(x), 3) for x in _entropy(used.mean(0))],
+        requests=len(set(trace["request"].tolist())),
+        decode_steps=int(steps),
+        overlap_with_previous=round(float(overlap), 3),
+        overlap_if_even=round(k / experts, 3),
+        least_used_share=round(float(used.mean(0).min() * experts / k), 3),
+        entropy=[round(float(x), 3) for x in _entropy(used.mean(0))],
     )
     for percent in (37, 11):
         slots = int(layers * experts * percent / 100)
         top = {x for x, _ in Counter(stream[:half]).most_common(slots)}
-        out[f"cache_{percent}"] = dict(slots=slots, lru=round(lru(stream, slots), 3), belady=round(belady(stream, slots), 3), static_from_first_half=round(sum(x not in top for x in stream[half:]) / (len(stream) - half), 3))
+        out[f"cache_{percent}"] = dict(
+            slots=slots,
+            lru=round(lru(stream, slots), 3),
+            belady=round(belady(stream, slots), 3),
+            static_from_first_half=round(sum(x not in top for x in stream[half:]) / (len(stream) - half), 3),
+        )
     return out
 
 

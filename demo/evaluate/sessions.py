@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Held-out sessions of several replies: a coding agent in a pretend project, and a calculator to the final answer.
 
 The model's own calls are carried out, so one wrong step can cost the session, as in life.
@@ -56,7 +57,12 @@ def coding(decoder: Decoder, d: Dice, count: int) -> dict[str, object]:
         for r, text in zip(going, decoder.reply([r.prompt for r in going]) if going else [], strict=True):
             r.take(text)
     wrong = [dict(messages=r.messages, wanted=r.workspace.wanted) for r in runs if not r.right]
-    return dict(n=count, right=round(sum(r.right for r in runs) / count, 3), ended=round(sum(r.done for r in runs) / count, 3), wrong=wrong[:6])
+    return dict(
+        n=count,
+        right=round(sum(r.right for r in runs) / count, 3),
+        ended=round(sum(r.done for r in runs) / count, 3),
+        wrong=wrong[:6],
+    )
 
 
 def _result(call: tuple[str, dict[str, str]]) -> int | float | None:
@@ -74,15 +80,34 @@ def _result(call: tuple[str, dict[str, str]]) -> int | float | None:
 def calculating(decoder: Decoder, d: Dice, count: int) -> dict[str, object]:
     """A sum through a calculator tool, to the number in the final answer."""
     tasks = [calculator(d) for _ in range(count)]
-    runs = [([dict(role="user", content=t.query)], with_others(d, [t.tool], d.pick([0, 1, 2])), i % 2 == 1) for i, t in enumerate(tasks)]
+    for t in tasks:
+        t.kind = "sum"
+    runs = [
+        ([dict(role="user", content=t.query)], with_others(d, [t], d.pick([0, 1, 2])), i % 2 == 1)
+        for i, t in enumerate(tasks)
+    ]
     replies = decoder.reply([prompt_of(*r) for r in runs])
     going = []
     for t, (messages, tools, thinking), text in zip(tasks, runs, replies, strict=True):
         message = to_message(text, thinking)
-        value = _result(message["calls"][0]) if len(message["calls"]) == 1 and message["calls"][0][0] == t.name else None
+        value = (
+            _result(message["calls"][0])
+            if len(message["calls"]) == 1 and message["calls"][0][0] == t.name
+            else None
+        )
         if value is not None:
-            going.append((t, [*messages, message, dict(role="tool", content=json.dumps({"result": value}))], tools, thinking))
+            going.append(
+                (
+                    t,
+                    [*messages, message, dict(role="tool", content=json.dumps({"result": value}))],
+                    tools,
+                    thinking,
+                )
+            )
     answers = decoder.reply([prompt_of(*g[1:]) for g in going], 60)
     truth = [re.findall(r"-?\d+", re.sub(r'"status".*', "", t.response))[0] for t, *_ in going]
-    right = [bool(re.search(rf"(?<!\d){re.escape(v)}(?!\d)", a.split("</think>")[-1])) for v, a in zip(truth, answers, strict=True)]
+    right = [
+        bool(re.search(rf"(?<!\d){re.escape(v)}(?!\d)", a.split("</think>")[-1]))
+        for v, a in zip(truth, answers, strict=True)
+    ]
     return dict(n=count, called=len(going), right=round(sum(right) / count, 3))

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Batches for training: generated chats as workers write them, and plain text.
 
 Owns shuffling. A batch is (ids, targets, weights, start), each [rows, T]; weights are 1 where the target is learnt.
@@ -27,11 +28,24 @@ def unpack(rows: torch.Tensor, prompt_weight: float = 0.0):
     return ids[:, :-1].contiguous(), target, weight, start
 
 
-def start_workers(data: Path, out: Path, count: int, options: dict[str, object], seed: int, held: bool = False) -> list[subprocess.Popen]:
+def start_workers(
+    data: Path, out: Path, count: int, options: dict[str, object], seed: int, held: bool = False
+) -> list[subprocess.Popen]:
     """Shard writers with seeds of their own, at low priority."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     flags = [x for k, v in options.items() for x in (f"--{k}", str(v))]
-    command = ["nice", "-n", "19", sys.executable, "-m", "demo.training.shards", str(data), str(out), *flags, *(["--held"] if held else [])]
+    command = [
+        "nice",
+        "-n",
+        "19",
+        sys.executable,
+        "-m",
+        "demo.training.shards",
+        str(data),
+        str(out),
+        *flags,
+        *(["--held"] if held else []),
+    ]
     return [subprocess.Popen([*command, "--seed", str(seed + i)], env=environment) for i in range(count)]
 
 
@@ -78,7 +92,10 @@ class TextRows:
     def take(self, n: int) -> torch.Tensor:
         if self.at + n > len(self.order):
             count = (len(self.ids) - 2 * self.length - 2) // self.length
-            self.order, self.at = np.random.permutation(count) * self.length + np.random.randint(self.length), 0
+            self.order, self.at = (
+                np.random.permutation(count) * self.length + np.random.randint(self.length),
+                0,
+            )
         begins = torch.from_numpy(self.order[self.at : self.at + n]).to(self.ids.device)
         self.at += n
         return self.flagged(self.ids[begins[:, None] + torch.arange(self.length + 1, device=self.ids.device)])

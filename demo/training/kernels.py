@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Two small operators of the chunked gated delta rule, as Triton kernels with plain fallbacks.
 
 tri_inv inverts unit lower triangular 64 x 64 blocks; scan runs the state from chunk to chunk. Both are differentiable custom
@@ -74,7 +75,16 @@ if triton:
         tl.store(out + 3120 + at, t3)
 
     @triton.jit
-    def _scan_kernel(p_ptr, r_ptr, s_ptr, heads, n_chunks: tl.constexpr, back: tl.constexpr, dim: tl.constexpr, cols: tl.constexpr):
+    def _scan_kernel(
+        p_ptr,
+        r_ptr,
+        s_ptr,
+        heads,
+        n_chunks: tl.constexpr,
+        back: tl.constexpr,
+        dim: tl.constexpr,
+        cols: tl.constexpr,
+    ):
         """S[n + 1] = P[n] S[n] + R[n] from S[0] = 0; backwards: S[n - 1] = P[n]^T S[n] + R[n] from S[N - 1] = 0."""
         b = tl.program_id(0)
         i = tl.arange(0, dim)
@@ -115,7 +125,9 @@ def _tri_inv_backward(ctx, grad):
     return -torch.bmm(torch.bmm(t.mT, grad), t.mT).tril(-1)
 
 
-tri_inv.register_autograd(_tri_inv_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output))
+tri_inv.register_autograd(
+    _tri_inv_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output)
+)
 
 
 def _launch_scan(p: torch.Tensor, r: torch.Tensor, back: bool) -> torch.Tensor:
@@ -165,7 +177,9 @@ def _scan_autograd(ctx, grad):
     return dp, dr
 
 
-scan.register_autograd(_scan_autograd, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output))
+scan.register_autograd(
+    _scan_autograd, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output)
+)
 
 
 def _relative(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -184,7 +198,9 @@ def check(device: str) -> dict[str, float]:
         errors["inverse"] = _relative(tri_inv(a), exact)
         fast = [scan(p, r), scan_backward(p, r)]
         USE["scan"] = False
-        errors["scan"] = max(_relative(x, y) for x, y in zip(fast, [scan(p, r), scan_backward(p, r)], strict=True))
+        errors["scan"] = max(
+            _relative(x, y) for x, y in zip(fast, [scan(p, r), scan_backward(p, r)], strict=True)
+        )
     except Exception as error:  # whatever the compiler says, training goes on without the kernel
         print("kernel failed:", str(error)[:300], flush=True)
     USE["inverse"], USE["scan"] = errors["inverse"] < 1e-3, errors["scan"] < 5e-3

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, E731 - sentences and small makers read best on one line
 """Training-side model. Parameter names equal transformers' Qwen3_5MoeForCausalLM, plus the family's draft head `mtp.*`.
 
 Written for packed rows: `start` marks the first token of each document, and neither state nor attention crosses it. All
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from demo.training.kernels import scan, tri_inv
-from demo.training.routing import Routing, route
+from demo.training.routing import Routing, choose
 
 _LAYERS = ["linear_attention"] * 3 + ["full_attention"]
 CONFIG = dict(
@@ -107,11 +108,19 @@ class DeltaNet(nn.Module):
 
     def __init__(self, c: dict) -> None:
         super().__init__()
-        self.key_heads, self.heads, self.dim = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"]
+        self.key_heads, self.heads, self.dim = (
+            c["linear_num_key_heads"],
+            c["linear_num_value_heads"],
+            c["linear_key_head_dim"],
+        )
         self.kd, self.vd, h = self.key_heads * self.dim, self.heads * self.dim, c["hidden_size"]
         mixed = 2 * self.kd + self.vd
         self.in_proj_qkv, self.in_proj_z = _linear(h, mixed), _linear(h, self.vd)
-        self.in_proj_b, self.in_proj_a, self.out_proj = _linear(h, self.heads), _linear(h, self.heads), _linear(self.vd, h)
+        self.in_proj_b, self.in_proj_a, self.out_proj = (
+            _linear(h, self.heads),
+            _linear(h, self.heads),
+            _linear(self.vd, h),
+        )
         self.conv1d = nn.Conv1d(mixed, mixed, 4, groups=mixed, bias=False)
         dt = torch.exp(torch.linspace(math.log(0.1), math.log(0.002), self.heads))
         self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
@@ -130,7 +139,9 @@ class DeltaNet(nn.Module):
         k = _unit(k.view(b, t, self.key_heads, self.dim))
         beta = self.in_proj_b(x).float().sigmoid()
         g = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
-        g = torch.where((rows.position == 0)[..., None], torch.full_like(g, -60.0), g)  # forget the previous document
+        g = torch.where(
+            (rows.position == 0)[..., None], torch.full_like(g, -60.0), g
+        )  # forget the previous document
         with torch.autocast(x.device.type, enabled=False):
             o = gated_delta(q, k, v.view(b, t, self.heads, self.dim), g, beta)
         z = self.in_proj_z(x).view(b, t, self.heads, self.dim)
@@ -197,17 +208,26 @@ class MoE(nn.Module):
     def __init__(self, c: dict) -> None:
         super().__init__()
         h = c["hidden_size"]
-        self.k, self.count, self.width = c["num_experts_per_tok"], c["num_experts"], c["moe_intermediate_size"]
+        self.k, self.count, self.width = (
+            c["num_experts_per_tok"],
+            c["num_experts"],
+            c["moe_intermediate_size"],
+        )
         self.gate, self.experts = Router(c), Experts(c)
-        self.shared_expert, self.shared_expert_gate = MLP(h, c["shared_expert_intermediate_size"]), _linear(h, 1)
+        self.shared_expert, self.shared_expert_gate = (
+            MLP(h, c["shared_expert_intermediate_size"]),
+            _linear(h, 1),
+        )
 
     def forward(self, x):
         b, t, h = x.shape
-        routing = route(F.linear(x, self.gate.weight).float(), self.k)
-        x, w = x.reshape(-1, h), routing.weights.view(-1, self.count)
+        weights, routing = choose(F.linear(x, self.gate.weight).float(), self.k)
+        x, w = x.reshape(-1, h), weights.view(-1, self.count)
         both = F.linear(x, self.experts.gate_up_proj.view(-1, h)).view(-1, self.count, 2 * self.width)
         inner = F.silu(both[..., : self.width]) * both[..., self.width :] * w[..., None].to(both.dtype)
-        y = F.linear(inner.reshape(-1, self.count * self.width), self.experts.down_proj.permute(1, 0, 2).reshape(h, -1))
+        y = F.linear(
+            inner.reshape(-1, self.count * self.width), self.experts.down_proj.permute(1, 0, 2).reshape(h, -1)
+        )
         y = y + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return y.view(b, t, h), routing
 
@@ -292,7 +312,9 @@ class Model(nn.Module):
         count = (i - low + 1).int()
         index = (low[:, :, None] + i).clamp(max=n - 1).int()
         same = lambda batch, head, q, kv: (q >= kv) & (first[batch, q] == first[batch, kv])
-        return BlockMask.from_kv_blocks(count[:, None], index[:, None], BLOCK_SIZE=BLOCK, mask_mod=same, seq_lengths=(t, t))
+        return BlockMask.from_kv_blocks(
+            count[:, None], index[:, None], BLOCK_SIZE=BLOCK, mask_mod=same, seq_lengths=(t, t)
+        )
 
     def hidden(self, ids: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, list[Routing]]:
         """ids [B, T] -> normed final states [B, T, h] and each layer's routing."""
@@ -308,9 +330,3 @@ class Model(nn.Module):
     def draft(self, hidden: torch.Tensor, following: torch.Tensor, rows: Rows):
         """hidden [B, T, h] of tokens t, following [B, T] = tokens t + 1 -> states that predict tokens t + 2, and routing."""
         return self.mtp(hidden, self.model.embed_tokens(following).to(hidden.dtype), rows)
-
-
-def checkpoint(model: Model) -> dict[str, torch.Tensor]:
-    """State under the names of the family's checkpoints, bf16 but for A_log."""
-    keep = lambda k: torch.float32 if k.endswith("A_log") else torch.bfloat16
-    return {k: v.detach().to(keep(k)).cpu().contiguous() for k, v in model.state_dict().items()}

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Muon for matrices, AdamW for the rest, under one learning rate.
 
 Knows nothing about the model but its parameters' names and shapes. Matrices of one shape are orthogonalised together; the
@@ -6,7 +7,17 @@ experts' stacked gate and up projections count as separate matrices.
 
 import torch
 
-_ADAM = ("embed", "norm", "gate.weight", "shared_expert_gate", "conv1d", "A_log", "dt_bias", "in_proj_a", "in_proj_b")
+_ADAM = (
+    "embed",
+    "norm",
+    "gate.weight",
+    "shared_expert_gate",
+    "conv1d",
+    "A_log",
+    "dt_bias",
+    "in_proj_a",
+    "in_proj_b",
+)
 _STEPS = [
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -70,7 +81,9 @@ class Optimiser:
         torch._foreach_lerp_(self.momentum, gradients, 1 - beta)
         updates = torch._foreach_lerp(gradients, self.momentum, beta)
         for (rows, cols), members in self.groups.items():
-            g = orthogonal(torch.cat([updates[i].reshape(stack) for i, stack in members])) * (0.2 * max(rows, cols) ** 0.5)
+            g = orthogonal(torch.cat([updates[i].reshape(stack) for i, stack in members])) * (
+                0.2 * max(rows, cols) ** 0.5
+            )
             at = 0
             for i, stack in members:
                 p = self.matrices[i]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Lay config, tokenizer files, chat template and generation defaults beside trained shards.
 
 usage: python -m demo.training.pack DATA FOLDER
@@ -16,11 +17,23 @@ _TOKENIZER = dict(
     unk_token=None, clean_up_tokenization_spaces=False, add_prefix_space=False, additional_special_tokens=["<|im_start|>", "<|im_end|>"], padding_side="left",
     model_input_names=["input_ids", "attention_mask"],
 )  # fmt: skip
-_GENERATION = dict(eos_token_id=[8185, 8183], pad_token_id=8183, do_sample=True, temperature=0.3, top_p=0.9, top_k=20, repetition_penalty=1.0)
+_GENERATION = dict(
+    eos_token_id=[8185, 8183],
+    pad_token_id=8183,
+    do_sample=True,
+    temperature=0.3,
+    top_p=0.9,
+    top_k=20,
+    repetition_penalty=1.0,
+)
 
 
 def pack(data: Path, folder: Path) -> None:
-    for name, content in (("config", CONFIG), ("tokenizer_config", _TOKENIZER), ("generation_config", _GENERATION)):
+    for name, content in (
+        ("config", CONFIG),
+        ("tokenizer_config", _TOKENIZER),
+        ("generation_config", _GENERATION),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
     shutil.copy(data / "tokenizer.json", folder / "tokenizer.json")
     (folder / "chat_template.jinja").write_text(TEMPLATE)

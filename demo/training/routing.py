@@ -1,8 +1,10 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Top-k routing with its losses: even over the batch, local within a sequence.
 
 Two forces act on the router. Over the whole batch, experts in much use repel tokens, so that none dies. Within a sequence,
-experts that the last WINDOW tokens used more than the batch did attract, so that a small cache of experts serves well, as in
+experts that the last WINDOW tokens used more than the batch does attract, so that a small cache of experts serves well, as in
 large models. How strong the attraction must be is unknown beforehand: LocalityControl steers it by the misses that it sees.
+Both forces and the misses count what the model learns to write, since decoding is where caches matter.
 """
 
 from dataclasses import dataclass
@@ -15,58 +17,74 @@ RECENT = 5  # a choice misses if none of so many previous tokens used that exper
 
 @dataclass
 class Routing:
-    """weights [B, T, E]: renormalised, zero but for the top k; load [E]: share of tokens; the others are scalars.
+    """One layer's choices. p, used [B, T, E]: probabilities, and 1 where chosen; z: mean squared log partition."""
 
-    balance   1 if even, the more the worse        pull   probability on experts in unusual use
-    z         mean squared log partition           miss   share of choices that no recent token made
-    overlap   share of choices made by the previous token too
-    """
+    p: torch.Tensor
+    used: torch.Tensor
+    z: torch.Tensor
 
-    weights: torch.Tensor
-    load: torch.Tensor
+
+@dataclass
+class Figures:
+    """Per layer [L]: balance (1 if even, the more the worse), pull (probability on experts in unusual use), z, miss (share of
+    choices that no recent token made), overlap (share made by the previous token too); load [L, E]: share of tokens."""
+
     balance: torch.Tensor
     pull: torch.Tensor
     z: torch.Tensor
     miss: torch.Tensor
     overlap: torch.Tensor
+    load: torch.Tensor
 
 
-def _recent(used: torch.Tensor, length: int) -> torch.Tensor:
-    """How often each expert was used in the `length` tokens before each token; [B, T, E]."""
-    total = used.cumsum(1)
-    before = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1]], 1)
-    old = torch.cat([torch.zeros_like(before[:, :length]), before[:, :-length]], 1)
-    return before - old
-
-
-def route(logits: torch.Tensor, k: int) -> Routing:
-    """logits float32 [B, T, E]."""
+def choose(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, Routing]:
+    """Weights [B, T, E], renormalised over the top k and zero elsewhere, from float32 logits."""
     p = logits.softmax(-1)
     top, index = p.topk(k, -1)
     weights = torch.zeros_like(p).scatter(-1, index, top / top.sum(-1, keepdim=True))
+    return weights, Routing(p, (weights > 0).float().detach(), logits.logsumexp(-1).pow(2).mean())
+
+
+def _recent(used: torch.Tensor, length: int) -> torch.Tensor:
+    """How often each expert was used in the `length` tokens before each token; [L, B, T, E]."""
+    total = used.cumsum(2)
+    before = torch.cat([torch.zeros_like(total[:, :, :1]), total[:, :, :-1]], 2)
+    old = torch.cat([torch.zeros_like(before[:, :, :length]), before[:, :, :-length]], 2)
+    return before - old
+
+
+def measure(p: torch.Tensor, used: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, k: int) -> Figures:
+    """p, used [L, B, T, E]; z [L]; weight [B, T]: the tokens that count."""
+    share = (weight / weight.sum().clamp(min=1))[None, :, :, None]
+    experts = p.shape[-1]
     with torch.no_grad():
-        used = torch.zeros_like(p).scatter(-1, index, torch.ones_like(top))
-        load = used.mean((0, 1))
-        unusual = _recent(used, WINDOW) / WINDOW - load
-        miss = (used * (_recent(used, RECENT) == 0)).sum(-1).mean() / k
-        overlap = (used[:, 1:] * used[:, :-1]).sum(-1).mean() / k
-    balance = p.shape[-1] / k * (load * p.mean((0, 1))).sum()
-    pull = (p * unusual).sum(-1).mean()
-    return Routing(weights, load, balance, pull, logits.logsumexp(-1).pow(2).mean(), miss, overlap)
+        load, everywhere = (used * share).sum((1, 2)), used.mean((1, 2))
+        unusual = _recent(used, WINDOW) / WINDOW - load[:, None, None]
+        miss = (used * (_recent(used, RECENT) == 0) * share).sum((1, 2, 3)) / k
+        overlap = (used[:, :, 1:] * used[:, :, :-1] * share[:, :, 1:]).sum((1, 2, 3)) / k
+    here = (p * share).sum((1, 2))
+    balance = experts / k * ((load * here).sum(-1) + (everywhere * p.mean((1, 2))).sum(-1)) / 2
+    return Figures(balance, (p * unusual * share).sum((1, 2, 3)), z, miss, overlap, load)
 
 
 class LocalityControl:
     """One coefficient a layer for the attraction, moved so that each layer misses `target` of its choices."""
 
-    def __init__(self, layers: int, target: float, device: str, start: float = 0.02, low: float = 1e-3, high: float = 0.5) -> None:
+    def __init__(
+        self,
+        layers: int,
+        target: float,
+        device: str,
+        start: float = 0.02,
+        low: float = 1e-3,
+        high: float = 0.5,
+    ) -> None:
         self.target, self.low, self.high = target, low, high
         self.strength = torch.full((layers,), start, device=device)
 
-    def loss(self, routings: list[Routing]) -> torch.Tensor:
+    def loss(self, f: Figures) -> torch.Tensor:
         """Mean attraction over layers, weighted; then the coefficients move. Never syncs."""
-        pull = torch.stack([r.pull for r in routings])
-        miss = torch.stack([r.miss for r in routings])
-        loss = -(self.strength * pull).mean()
+        loss = -(self.strength * f.pull).mean()
         with torch.no_grad():
-            self.strength = (self.strength * (0.05 * (miss - self.target)).exp()).clamp(self.low, self.high)
+            self.strength = (self.strength * (0.05 * (f.miss - self.target)).exp()).clamp(self.low, self.high)
         return loss

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Generated chats as packed rows of tokens, written shard by shard.
 
 usage: python -m demo.training.shards DATA OUT --seed 1 --length 2048 --shards 27 --rows 512 [--long 0.5] [--held]
@@ -75,7 +76,12 @@ def main() -> None:
     a = ap.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     d = Dice(load_lexicon(a.data / "lexicon.json.xz"), a.seed, a.held)
-    packer = Packer(Tokenizer.from_file(str(a.data / "tokenizer.json")), [Chats(d), Chats(d, True)], [1 - a.long, a.long], a.length)
+    packer = Packer(
+        Tokenizer.from_file(str(a.data / "tokenizer.json")),
+        [Chats(d), Chats(d, True)],
+        [1 - a.long, a.long],
+        a.length,
+    )
     a.out.mkdir(parents=True, exist_ok=True)
     for s in range(a.shards):
         temporary, final = a.out / f".{a.seed}_{s}.npy", a.out / f"{a.seed}_{s}.npy"

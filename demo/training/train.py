@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - sentences and small makers read best on one line
 """Train the demo model for a fixed wall time, in one of two phases.
 
 usage: python -m demo.training.train DATA OUT first|long [--seconds 560] [--init FOLDER] [--workers 13] ...
@@ -19,15 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 
-from demo.training import kernels
+from demo.training import checkpoint, kernels
 from demo.training.data import ChatRows, TextRows, start_workers, unpack
-from demo.training.model import CONFIG, Model, checkpoint
+from demo.training.model import CONFIG, Model
 from demo.training.optimiser import Optimiser
-from demo.training.routing import LocalityControl
-
-SHARD_BYTES = 13_500_000
+from demo.training.routing import LocalityControl, Routing, measure
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class Phase:
 PHASES = {
     "first": Phase(2048, 48, 4e-3, 0.5, 0.12, (0.5, 0.1), 0.4, 0.1, 0.0, False),
     "long": Phase(8192, 12, 3.5e-3, 0.3, 0.08, (0.15, 0.06), 0.3, 0.0, 0.35, True),
+    "last": Phase(8192, 12, 2.2e-3, 0.1, 0.0, (0.1, 0.1), 0.5, 0.0, 0.3, True),
 }
 
 
@@ -89,7 +88,9 @@ class Trainer:
     def _start_data(self) -> None:
         a, p = self.a, self.phase
         if not (a.data / "text_train.npy").exists():
-            self.tokenising = subprocess.Popen([sys.executable, "-m", "demo.corpus.tokens", str(a.data), "text"])
+            self.tokenising = subprocess.Popen(
+                [sys.executable, "-m", "demo.corpus.tokens", str(a.data), "text"]
+            )
         else:
             self.tokenising = None
         held = dict(length=self.length, shards=1, rows=4 * self.rows, long=p.long)
@@ -101,10 +102,9 @@ class Trainer:
     def _build(self) -> None:
         self.net = Model(use_flex=self.device == "cuda").to(self.device)
         if self.a.init:
-            state = {k: v.float() for f in sorted(self.a.init.glob("*.safetensors")) for k, v in load_file(f).items()}
-            self.log("init", self.net.load_state_dict(state, strict=False))
+            self.net.load_state_dict(checkpoint.read(self.a.init))
         self.log("parameters", sum(p.numel() for p in self.net.parameters()))
-        self.loss = token_loss
+        self.loss, self.measure = token_loss, measure
         if self.device == "cuda":
             self.log("kernel errors", kernels.check(self.device))
             self._compile()
@@ -121,7 +121,10 @@ class Trainer:
         torch._dynamo.config.recompile_limit = 32
         for layer in [*self.net.model.layers, *self.net.mtp.layers]:
             layer.compile(dynamic=False)
-        self.loss = torch.compile(token_loss, dynamic=False)
+        self.loss, self.measure = (
+            torch.compile(token_loss, dynamic=False),
+            torch.compile(measure, dynamic=False),
+        )
 
     def _works(self) -> bool:
         """One step with flex attention, compared with plainly masked attention on the same rows."""
@@ -129,17 +132,25 @@ class Trainer:
             ids = torch.randint(0, 8000, (self.rows, self.length), device=self.device)
             start = torch.rand(ids.shape, device=self.device) < 0.004
             start[:, 0] = True
-            x = torch.randn(self.rows, self.length, CONFIG["hidden_size"], device=self.device, dtype=torch.bfloat16)
+            x = torch.randn(
+                self.rows, self.length, CONFIG["hidden_size"], device=self.device, dtype=torch.bfloat16
+            )
             attention = self.net.model.layers[3].self_attn
             with self.autocast():
                 fast, _ = self.net.model.layers[3](x, self.net.rows(start))
                 fast.float().square().mean().backward()
                 with torch.no_grad():
                     self.net.use_flex = False
-                    plain = x[:2] + attention(self.net.model.layers[3].input_layernorm(x[:2]), self.net.rows(start[:2]))
+                    plain = x[:2] + attention(
+                        self.net.model.layers[3].input_layernorm(x[:2]), self.net.rows(start[:2])
+                    )
                     self.net.use_flex = True
-                    some = torch.compile(lambda y, rows: y + attention(self.net.model.layers[3].input_layernorm(y), rows))
-                    error = (some(x[:2], self.net.rows(start[:2])) - plain).float().norm() / plain.float().norm()
+                    some = torch.compile(
+                        lambda y, rows: y + attention(self.net.model.layers[3].input_layernorm(y), rows)
+                    )
+                    error = (
+                        some(x[:2], self.net.rows(start[:2])) - plain
+                    ).float().norm() / plain.float().norm()
             self.net.zero_grad(set_to_none=True)
             self.log("flex attention error", error.item())
             return error.item() < 2e-2
@@ -160,20 +171,28 @@ class Trainer:
             hidden, routings = self.net.hidden(ids, rows)
             total, count = self.loss(hidden, table, target, weight)
             ce = total / count.clamp(min=1)
-            mean = lambda name: torch.stack([getattr(r, name) for r in routings]).mean()
-            figures = dict(ce=ce, balance=mean("balance"), miss=mean("miss"), overlap=mean("overlap"))
-            loss = ce + self.a.balance * mean("balance") + 1e-4 * mean("z") + self.control.loss(routings)
+            routed, extra = self.routing(routings, weight, self.control)
+            figures = dict(
+                ce=ce, balance=routed.balance.mean(), miss=routed.miss.mean(), overlap=routed.overlap.mean()
+            )
+            loss = ce + extra
             if self.phase.draft:
                 drafted, routing = self.net.draft(hidden.detach(), target, rows)
                 after, later = torch.roll(target, -1, 1), torch.roll(weight, -1, 1)
                 later[:, -1] = 0
                 total, count = self.loss(drafted, table.detach(), after, later)
                 figures["draft"] = total / count.clamp(min=1)
-                loss = loss + figures["draft"] + self.a.balance * routing.balance + 1e-4 * routing.z + self.draft_control.loss([routing])
+                loss = loss + figures["draft"] + self.routing([routing], later, self.draft_control)[1]
                 if not train:
                     figures["agree"], figures["agree_n"] = agreement(drafted, hidden, table, weight)
-        figures["load"] = torch.stack([r.load for r in routings])
+        figures["load"] = routed.load
         return loss, {k: v.detach() for k, v in figures.items()}
+
+    def routing(self, routings: list[Routing], weight: torch.Tensor, control: LocalityControl):
+        """Figures of some layers' routing, and what it adds to the loss."""
+        p, used, z = (torch.stack([getattr(r, name) for r in routings]) for name in ("p", "used", "z"))
+        f = self.measure(p, used, z, weight, CONFIG["num_experts_per_tok"])
+        return f, self.a.balance * f.balance.mean() + 1e-4 * f.z.mean() + control.loss(f)
 
     def rate(self, progress: float, step: int) -> float:
         p = self.phase
@@ -191,7 +210,9 @@ class Trainer:
     def run(self) -> None:
         a = self.a
         if self.device == "cuda":  # compile while the workers write the first chats
-            random_rows = torch.randint(0, 8000, (self.rows, self.length + 1), device=self.device).int() | 1 << 13
+            random_rows = (
+                torch.randint(0, 8000, (self.rows, self.length + 1), device=self.device).int() | 1 << 13
+            )
             for _ in range(2):
                 self.forward(unpack(random_rows))[0].backward()
                 self.net.zero_grad(set_to_none=True)
@@ -199,8 +220,13 @@ class Trainer:
             self.log("compiled")
         if self.tokenising and self.tokenising.wait():
             raise SystemExit("tokenising the corpus failed")
-        self.text, self.text_val = (TextRows(a.data / f"text_{k}.npy", self.length, self.device) for k in ("train", "val"))
-        self.chats, self.held = ChatRows(a.scratch / "train", self.device), ChatRows(a.scratch / "held", self.device)
+        self.text, self.text_val = (
+            TextRows(a.data / f"text_{k}.npy", self.length, self.device) for k in ("train", "val")
+        )
+        self.chats, self.held = (
+            ChatRows(a.scratch / "train", self.device),
+            ChatRows(a.scratch / "held", self.device),
+        )
         self.chats.wait()
         self.held.wait()
         self.log("text tokens", len(self.text.ids), "chat rows", len(self.chats.rows))
@@ -230,9 +256,13 @@ class Trainer:
             if step in (1, 20, 100) or step % 200 == 0:
                 values = torch.stack(sums).mean(0).tolist()
                 now = time.time()
-                text = " ".join(f"{k} {v:.4f}" for k, v in zip((k for k in figures if k != "load"), values, strict=True))
+                text = " ".join(
+                    f"{k} {v:.4f}" for k, v in zip((k for k in figures if k != "load"), values, strict=True)
+                )
                 speed = len(sums) * self.rows * self.length / (now - last) / 1e3
-                self.log(f"step {step} p {progress:.3f} lr {lr:.1e} {text} {speed:.0f}k tok/s {seen / 1e6:.0f}M rows {len(self.chats.rows)} epoch {self.chats.epochs}")
+                self.log(
+                    f"step {step} p {progress:.3f} lr {lr:.1e} {text} {speed:.0f}k tok/s {seen / 1e6:.0f}M rows {len(self.chats.rows)} epoch {self.chats.epochs}"
+                )
                 last, sums = now, []
                 if not math.isfinite(values[0]):
                     raise SystemExit("the loss is not finite")
@@ -257,22 +287,7 @@ class Trainer:
         return result
 
     def save(self) -> None:
-        """Write model-0000i-of-0000n.safetensors, each below SHARD_BYTES, and the index."""
-        state, shards, size = checkpoint(self.net), [{}], 0
-        for name, tensor in state.items():
-            if size + tensor.nbytes > SHARD_BYTES:
-                shards.append({})
-                size = 0
-            shards[-1][name] = tensor
-            size += tensor.nbytes
-        index = {}
-        for i, shard in enumerate(shards, 1):
-            file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-            save_file(shard, self.a.out / file, metadata={"format": "pt"})
-            index |= dict.fromkeys(shard, file)
-        total = sum(t.nbytes for t in state.values())
-        (self.a.out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=1))
-        self.log("saved", len(shards), "shards")
+        self.log("saved", checkpoint.write(self.net.state_dict(), self.a.out), "shards")
 
 
 def main() -> None:
@@ -282,7 +297,19 @@ def main() -> None:
     ap.add_argument("phase", choices=PHASES)
     ap.add_argument("--init", type=Path)
     ap.add_argument("--scratch", type=Path, default=Path("/tmp/demo-shards"))
-    numbers = dict(seconds=560.0, lr=0.0, workers=13, shards=34, shard_tokens=1 << 20, steps=10**9, seed=1, balance=0.015, miss=0.25, length=0, rows=0)
+    numbers = dict(
+        seconds=560.0,
+        lr=0.0,
+        workers=13,
+        shards=34,
+        shard_tokens=1 << 20,
+        steps=10**9,
+        seed=1,
+        balance=0.02,
+        miss=0.25,
+        length=0,
+        rows=0,
+    )
     for name, value in numbers.items():
         ap.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     Trainer(ap.parse_args()).run()
