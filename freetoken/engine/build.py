@@ -211,7 +211,19 @@ def _numerics(options: Options, config: ModelConfig) -> Numerics:
 def _device(options: Options) -> Device:
     name = "cpu" if options.device == "auto" else options.device
     if options.machine and name != "sim":
-        raise ConfigError("--machine needs --device sim.", code="invalid_option", param="machine")
+        raise ConfigError(
+            "--machine needs --device sim.",
+            code="invalid_option",
+            hint="Add --device sim, or leave --machine out.",
+            param="machine",
+        )
+    if name not in choices.names("freetoken.devices"):
+        raise ConfigError(
+            f"This version has no device {name!r} yet.",
+            code="invalid_option",
+            hint="Use --device cpu, or --device sim to see what a GPU would do.",
+            param="device",
+        )
     if options.device == "auto" and torch.cuda.is_available():
         log.warning("a CUDA GPU is here, but this version computes on the CPU")
     device: Device = choices.load("freetoken.devices", name).create(options)

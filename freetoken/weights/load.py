@@ -75,7 +75,9 @@ def _directory(path: Path) -> Path:
         path = path.parent
     if not path.is_dir():
         parent = next((p for p in path.parents if p.is_dir()), Path("."))
-        near = nearest(path.name, (p.name for p in parent.iterdir() if p.is_dir()))
+        # A name is near only where nothing but the last part of the path is wrong.
+        inside = parent.iterdir() if parent == path.parent else ()
+        near = nearest(path.name, (p.name for p in inside if p.is_dir()))
         raise WeightsError(
             f"There is no model at {path}.",
             code="unknown_path",
@@ -84,12 +86,12 @@ def _directory(path: Path) -> Path:
             or f"Look into {parent}; --model takes a directory with config.json.",
         )
     if not (path / "config.json").is_file():
-        inside = sorted(p.parent.name for p in path.glob("*/config.json"))
+        models = sorted(p.parent.name for p in path.glob("*/config.json"))
         raise WeightsError(
             f"{path} has no config.json.",
             code="missing_config",
-            hint=f"Models inside: {', '.join(inside)}."
-            if inside
+            hint=f"Models inside: {', '.join(models)}."
+            if models
             else "Point --model at a checkpoint directory.",
         )
     return path

@@ -222,3 +222,10 @@ def test_a_damaged_generation_config_is_refused_by_name(line, tmp_path):
     (tmp_path / "generation_config.json").write_text(line)
     with pytest.raises(WeightsError, match="generation_config"):
         LLM(Options(model=str(tmp_path))).load()
+
+
+@pytest.mark.parametrize("wishes", [{"device": "abacus"}, {"machine": "4090"}])
+def test_a_device_that_is_not_there_is_told_what_is(wishes):
+    with pytest.raises(ConfigError) as e:
+        LLM(Options(**wishes)).load()
+    assert "--device sim" in e.value.hint
