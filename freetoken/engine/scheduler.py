@@ -268,8 +268,15 @@ class Scheduler:
         return self.reuse.match_nothing()
 
     def _have_pages(self, count: int) -> bool:
-        if count > self.pages.num_free:
-            self.pages.give_back(self.reuse.cache.evict(count - self.pages.num_free))
+        """Make `count` pages free. What can't succeed doesn't cost the cache anything."""
+        cache, short = self.reuse.cache, count - self.pages.num_free
+        if short <= 0:
+            return True
+        if short > 1:
+            lacking = short - (cache.num_pages - cache.pinned_pages())
+            if lacking > 0 and not self._grow_pages(lacking):
+                return False
+        self.pages.give_back(cache.evict(count - self.pages.num_free))
         return count <= self.pages.num_free or self._grow_pages(count - self.pages.num_free)
 
     def _refuse(self, request: Request, need: int) -> None:

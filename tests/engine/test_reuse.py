@@ -179,6 +179,38 @@ def test_a_broken_step_does_not_spoil_what_was_cached_before():
     bench.check_empty()
 
 
+def test_a_request_that_has_to_wait_anyway_does_not_empty_the_cache():
+    bench = Bench(slots=8, pages=60)
+    ask(bench, "a", prompt(1, 40))
+    bench.submit("running", prompt(4, 60), max_tokens=30, ignore_eos=True)
+    bench.steps(3)
+    pages = bench.cache.num_pages
+    bench.submit("waits", prompt(5, 200))
+    bench.steps(2)
+    assert bench.cache.num_pages == pages >= 12
+    bench.run()
+    assert bench.tokens("waits") == expected(prompt(5, 200), 12)
+    bench.check_empty()
+
+
+@pytest.mark.parametrize("run_ahead", [True, False])
+@pytest.mark.parametrize("wait", range(8, 30, 3))
+def test_a_second_request_hits_while_the_first_still_speaks(wait, run_ahead):
+    """The donor goes on writing its state and its last page; the copies are nobody else's."""
+    bench = Bench(slots=8, run_ahead=run_ahead)
+    ids = prompt(wait, 19)
+    bench.submit("donor", ids, anchors=[9, 17], max_tokens=60, ignore_eos=True)
+    bench.steps(wait)
+    for i in range(3):
+        bench.submit(f"r{i}", [*ids, *bench.tokens("donor")[:i]])
+    bench.run()
+    assert bench.tokens("donor") == expected(ids, 60, eos=False)
+    for i in range(3):
+        assert bench.tokens(f"r{i}") == expected([*ids, *expected(ids, 60, eos=False)[:i]], 12)
+        assert bench.outputs[f"r{i}"][-1].cached_tokens >= 17
+    bench.check_empty()
+
+
 def test_a_title_generator_cannot_drain_a_session():
     bench = Bench(slots=6, units=2, max_prefill_length=64, pages=400)
     session = prompt(1, 60)
