@@ -161,6 +161,7 @@ struct Coded {
   }
 
   static void prepare(float*, int64_t, int64_t, int) {}
+  static void prepare_middle(float*, int64_t, int, int) {}
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next(tile.codes_down, hidden * Tile::COLUMN_BITS / 8, i1, count * STEP * Tile::COLUMN_BITS / 8, h);
   }
@@ -171,8 +172,22 @@ struct Coded {
 
 #if defined(FT_BF16_DOT)
 
+// Eight scales, for 32 elements each, broadcast from memory.
+struct EightScales {
+  alignas(32) float values[8];
+  template <int Q>
+  FT_INLINE_MEMBER F at() const {
+    return set1(values[Q]);
+  }
+};
+// The first n <= 8 bytes, the others zero.
+FT_INLINE __m256i eight_bytes(const uint8_t* p, int64_t n) {
+  if (n >= 8) return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  return _mm256_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p));
+}
+
 // Tile gives, besides Coded's streams: TABLE, 16 bf16 bit patterns; codes_gate, codes_up, row_bytes;
-//   scales(up, i, k, s)   four vectors of scales for elements k .. k + 127 (a vector spans 32 elements)
+//   Span span(up, i, k)   the scales of 256 elements of a row from k on; Span::at<q>() those of elements 32 q
 //   extra(up, i, sums)    what a row adds to the dot besides scaled codes, from x's sums over 32 elements
 //   down_scale(i, h, v)   scale of 16 lanes at h + 16 v for the BLOCK columns from i on
 //   down_extra(i, h, v)   what a column of 1.0 adds there, for each column of the block
@@ -193,6 +208,24 @@ struct Nibbles {
   // Bit 4 of the index is the next nibble's; the table holds everything twice.
   FT_INLINE_MEMBER I look_up(I words) const { return _mm512_permutexvar_epi16(words, table); }
 
+  // 128 elements, whose scales are those from Q on.
+  template <int Q, int R>
+  FT_INLINE_MEMBER void half(const uint8_t* codes, const typename Tile::Span& span, const uint16_t* x, int64_t xs,
+                             F (&acc)[R]) const {
+    FT_PREFETCH(codes + AHEAD);
+    const I words = _mm512_loadu_si512(codes);
+    one<Q, R>(look_up(words), span, x, xs, acc);
+    one<Q + 1, R>(look_up(_mm512_srli_epi16(words, 4)), span, x + 32, xs, acc);
+    one<Q + 2, R>(look_up(_mm512_srli_epi16(words, 8)), span, x + 64, xs, acc);
+    one<Q + 3, R>(look_up(_mm512_srli_epi16(words, 12)), span, x + 96, xs, acc);
+  }
+  template <int Q, int R>
+  FT_INLINE_MEMBER void one(I w, const typename Tile::Span& span, const uint16_t* x, int64_t xs,
+                            F (&acc)[R]) const {
+    const F scale = span.template at<Q>();
+    for (int r = 0; r < R; r++) acc[r] = fma(dot2(zero(), w, _mm512_loadu_si512(x + r * xs)), scale, acc[r]);
+  }
+
   template <int R, int C>
   FT_INLINE_MEMBER void columns(int i, const uint16_t* x, int64_t xs, float* g, float* u, int64_t gs) const {
     for (int c = 0; c < C; c++) {
@@ -201,18 +234,11 @@ struct Nibbles {
         for (int r = 0; r < R; r++) acc[s][r] = zero();
       const uint8_t* rows[2] = {tile.codes_gate + (i + c) * tile.row_bytes,
                                 tile.codes_up + (i + c) * tile.row_bytes};
-      for (int64_t k = 0; k < hidden; k += 128)
+      for (int64_t k = 0; k < hidden; k += 256)
         for (int s = 0; s < 2; s++) {
-          const uint8_t* p = rows[s] + k / 2;
-          FT_PREFETCH(p + AHEAD);
-          I words = _mm512_loadu_si512(p);
-          F scale[4];
-          tile.scales(s, i + c, k, scale);
-          I w[4] = {look_up(words), look_up(_mm512_srli_epi16(words, 4)), look_up(_mm512_srli_epi16(words, 8)),
-                    look_up(_mm512_srli_epi16(words, 12))};
-          for (int q = 0; q < 4; q++)
-            for (int r = 0; r < R; r++)
-              acc[s][r] = fma(dot2(zero(), w[q], _mm512_loadu_si512(x + r * xs + k + 32 * q)), scale[q], acc[s][r]);
+          const typename Tile::Span span = tile.span(s, i + c, k);
+          half<0, R>(rows[s] + k / 2, span, x + k, xs, acc[s]);
+          if (k + 128 < hidden) half<4, R>(rows[s] + k / 2 + 64, span, x + k + 128, xs, acc[s]);
         }
       for (int r = 0; r < R; r++) {
         g[r * gs + c] = sum(acc[0][r]) + tile.extra(0, i + c, x_sums(x + r * xs, hidden));
@@ -246,17 +272,21 @@ struct Nibbles {
         for (int r = 0; r < R; r++) acc[r] = fma(part[r], scale, acc[r]);
         if (Tile::HAS_EXTRA) {
           const F extra = tile.down_extra(i, h, v);
-          for (int r = 0; r < R; r++) {
-            float total = 0;
-            for (int j = 0; j < B; j++) total += bf16_to_float(mid[r * ms + i + j]);
-            acc[r] = fma(extra, set1(total), acc[r]);
-          }
+          for (int r = 0; r < R; r++)
+            acc[r] = fma(extra, set1(middle_sums(mid + r * ms, ms)[i / 32]), acc[r]);
         }
       }
       for (int r = 0; r < R; r++) store(out + r * os + 16 * v, acc[r]);
     }
   }
 
+  static void prepare_middle(uint16_t* mid, int64_t ms, int w, int num_rows) {
+    if (!Tile::HAS_EXTRA) return;
+    const I ones = _mm512_set1_epi16(0x3F80);
+    for (int r = 0; r < num_rows; r++)
+      for (int b = 0; b < w / 32; b++)
+        middle_sums(mid + r * ms, ms)[b] = sum(dot2(zero(), _mm512_loadu_si512(mid + r * ms + 32 * b), ones));
+  }
   static void prepare(uint16_t* x, int64_t xs, int64_t width, int num_rows) {
     if (!Tile::HAS_EXTRA) return;
     const I ones = _mm512_set1_epi16(0x3F80);

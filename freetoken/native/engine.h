@@ -7,6 +7,7 @@
 //   down<R>(i0, i1, h, n, mid, ms, out, os)  out[r][h..h+STEP) (+)= sum of columns [i0, i1), ascending, of
 //                                            which n count; lanes in any order that finish() undoes
 //   prepare(x, xs, width, rows)              fills x_sums() where the format needs them
+//   prepare_middle(mid, ms, w, rows)         fills middle_sums() likewise
 //   prefetch(i1, count, h)                   what down of the next `count` columns needs at h
 //   finish(from, to, n)                      STEP lanes of down to n floats of the answer
 // ORDER. A dot is one chain of vector sums along H and one fixed tree over its lanes; down is one chain over
@@ -43,6 +44,11 @@ FT_INLINE float* x_sums(X* x, int64_t width) {
 FT_INLINE const float* x_sums(const uint16_t* x, int64_t width) {
   return (const float*)(x + ft_align(width, 256) + 32);
 }
+
+// A row of gate, up or the middle: padded, then room for 16 sums of the middle over 32 columns.
+FT_INLINE int64_t middle_stride(int64_t w) { return (int64_t)ft_align(w, 64) + 32; }
+FT_INLINE float* middle_sums(uint16_t* mid, int64_t ms) { return (float*)(mid + ms - 32); }
+FT_INLINE const float* middle_sums(const uint16_t* mid, int64_t ms) { return (const float*)(mid + ms - 32); }
 
 // Call f.op<R>() for groups of rows; written once here so that engines stay short.
 #define FT_ROW_GROUPS(rows, CALL)                     \
@@ -167,7 +173,7 @@ static void run_tiles(const TileJob& job) {
   if (rows < job.num_rows)
     memset(job.out + (int64_t)rows * h, 0, (int64_t)(job.num_rows - rows) * h * sizeof(float));
   if (!rows) return;
-  const int64_t xs = x_stride(h), gs = (int64_t)ft_align(w, 64);
+  const int64_t xs = x_stride(h), gs = middle_stride(w);
   float* g = (float*)job.scratch;
   float* u = g + FT_ROWS * gs;
   X* own = (X*)(u + FT_ROWS * gs);
@@ -181,6 +187,7 @@ static void run_tiles(const TileJob& job) {
     gate_up(f, w, rows, x, xs, g, u, gs);
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
+    Format::prepare_middle(mid, gs, w, rows);
     down(f, w, h, rows, mid, gs, sums, xs, t == job.first);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
@@ -265,6 +272,7 @@ struct Plain {
   }
 
   static void prepare(float*, int64_t, int64_t, int) {}
+  static void prepare_middle(float*, int64_t, int, int) {}
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next((const uint8_t*)down_t, hidden * sizeof(T), i1, count * STEP * (int)sizeof(T), h);
   }

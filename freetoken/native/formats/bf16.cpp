@@ -81,6 +81,7 @@ struct Pairs {
   }
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
+  static void prepare_middle(uint16_t*, int64_t, int, int) {}
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next((const uint8_t*)down_t, 2 * hidden, i1, count * 64, h);
   }

@@ -40,16 +40,24 @@ struct Fp8Block {
 
 #if defined(FT_BF16_DOT)
 
-// e4m3 in the low byte of each word, the rest zero, to bfloat16. Exponents gain 120; the eight subnormals (and
-// zero) come from a table.
-FT_INLINE I words_e4m3(I b) {
-  const I tiny = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3C60,
-                                  0x3C40, 0x3C20, 0x3C00, 0x3BC0, 0x3B80, 0x3B00, 0);
-  I t = _mm512_slli_epi16(_mm512_and_si512(b, _mm512_set1_epi16(0x7F)), 4);
+// e4m3 in the low (high) byte of each word to bfloat16. Exponents gain 120; zero and the seven subnormals come
+// from a table, which their low five bits index.
+FT_INLINE I tiny_e4m3() {
+  return _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3C60, 0x3C40,
+                          0x3C20, 0x3C00, 0x3BC0, 0x3B80, 0x3B00, 0);
+}
+FT_INLINE I low_e4m3(I w) {
+  I t = _mm512_and_si512(_mm512_slli_epi16(w, 4), _mm512_set1_epi16(0x07F0));
   t = _mm512_add_epi16(t, _mm512_set1_epi16(120 << 7));
-  const __mmask32 small = _mm512_testn_epi16_mask(b, _mm512_set1_epi16(0x78));
-  t = _mm512_mask_permutexvar_epi16(t, small, _mm512_and_si512(b, _mm512_set1_epi16(7)), tiny);
-  return _mm512_or_si512(t, _mm512_slli_epi16(_mm512_and_si512(b, _mm512_set1_epi16(0x80)), 8));
+  t = _mm512_mask_permutexvar_epi16(t, _mm512_testn_epi16_mask(w, _mm512_set1_epi16(0x78)), w, tiny_e4m3());
+  return _mm512_ternarylogic_epi32(t, _mm512_slli_epi16(w, 8), _mm512_set1_epi16((short)0x8000), 0xF8);
+}
+FT_INLINE I high_e4m3(I w) {
+  I t = _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi16(0x07F0));
+  t = _mm512_add_epi16(t, _mm512_set1_epi16(120 << 7));
+  t = _mm512_mask_permutexvar_epi16(t, _mm512_testn_epi16_mask(w, _mm512_set1_epi16(0x7800)),
+                                    _mm512_srli_epi16(w, 8), tiny_e4m3());
+  return _mm512_ternarylogic_epi32(t, w, _mm512_set1_epi16((short)0x8000), 0xF8);
 }
 
 struct Fp8Pairs {
@@ -76,7 +84,7 @@ struct Fp8Pairs {
             const uint8_t* p = rows[s] + k + b;
             FT_PREFETCH(p + AHEAD);
             I words = _mm512_loadu_si512(p);
-            I low = words_e4m3(words), high = words_e4m3(_mm512_srli_epi16(words, 8));
+            I low = low_e4m3(words), high = high_e4m3(words);
             for (int r = 0; r < R; r++) {
               const uint16_t* at = x + r * xs + k + b;
               part[r] = dot2(part[r], low, _mm512_loadu_si512(at));
@@ -105,7 +113,7 @@ struct Fp8Pairs {
         for (int r = 0; r < R; r++) part[v][r] = zero();
       for (int j = i; j < i1 && j < i + 32; j += 2) {
         I words = _mm512_loadu_si512(t.codes_down + ((int64_t)(j / 2) * hidden + h) * 2);
-        I low = words_e4m3(words), high = words_e4m3(_mm512_srli_epi16(words, 8));
+        I low = low_e4m3(words), high = high_e4m3(words);
         I lo = _mm512_unpacklo_epi16(low, high), hi = _mm512_unpackhi_epi16(low, high);
         for (int r = 0; r < R; r++) {
           uint32_t two;
@@ -124,6 +132,7 @@ struct Fp8Pairs {
   }
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
+  static void prepare_middle(uint16_t*, int64_t, int, int) {}
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next(t.codes_down, hidden, i1, count * STEP, h);
   }

@@ -53,9 +53,13 @@ struct Mxfp4 {
 #endif
 
 #if defined(FT_BF16_DOT)
-  FT_INLINE_MEMBER void scales(int s, int i, int64_t k, F (&out)[4]) const {
-    const uint8_t* p = (s ? scale_up : scale_gate) + i * blocks + k / 32;
-    for (int q = 0; q < 4; q++) out[q] = k + 32 * q < hidden ? e8m0(p[q]) : zero();
+  typedef EightScales Span;
+  FT_INLINE_MEMBER Span span(int s, int i, int64_t k) const {
+    const __m256i e = eight_bytes((s ? scale_up : scale_gate) + i * blocks + k / 32, blocks - k / 32);
+    Span out;  // 2^-127, a subnormal, is what e = 0 means
+    _mm256_store_si256((__m256i*)out.values,
+                       _mm256_max_epu32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000)));
+    return out;
   }
   FT_INLINE_MEMBER float extra(int, int, const float*) const { return 0; }
   FT_INLINE_MEMBER F down_scale(int i, int64_t h, int v) const {

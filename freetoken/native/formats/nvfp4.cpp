@@ -46,14 +46,20 @@ struct Nvfp4 {
 
 #if defined(FT_BF16_DOT)
   // The pairs of lane l are words 2 l and 2 l + 1: elements 0-15 lie in lanes 0-7.
-  FT_INLINE_MEMBER void scales(int s, int i, int64_t k, F (&out)[4]) const {
+  struct Span {
+    F all;
+    template <int Q>
+    FT_INLINE_MEMBER F at() const {
+      constexpr int A = 2 * Q, B = A + 1;
+      return _mm512_permutexvar_ps(_mm512_setr_epi32(A, A, A, A, A, A, A, A, B, B, B, B, B, B, B, B), all);
+    }
+  };
+  FT_INLINE_MEMBER Span span(int s, int i, int64_t k) const {
     const uint8_t* p = (s ? scale_up : scale_gate) + i * blocks + k / 16;
-    const int live = hidden - k >= 128 ? 8 : (int)((hidden - k) / 16);
-    const __m128i bytes = _mm_maskz_loadu_epi8((__mmask16)((1u << live) - 1), p);
-    F all = mul(byte_e4m3(_mm512_cvtepu8_epi32(bytes)), set1(s ? whole[1] : whole[0]));
-    const I first = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    for (int q = 0; q < 4; q++)
-      out[q] = _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32(2 * q)), all);
+    const int64_t live = blocks - k / 16;
+    const __m128i bytes = live >= 16 ? _mm_loadu_si128((const __m128i*)p)
+                                     : _mm_maskz_loadu_epi8((__mmask16)((1u << live) - 1), p);
+    return {mul(byte_e4m3(_mm512_cvtepu8_epi32(bytes)), set1(s ? whole[1] : whole[0]))};
   }
   FT_INLINE_MEMBER float extra(int, int, const float*) const { return 0; }
   FT_INLINE_MEMBER F down_scale(int i, int64_t h, int v) const {

@@ -50,10 +50,13 @@ struct Q4K {
   }
 
 #if defined(FT_BF16_DOT)
-  FT_INLINE_MEMBER void scales(int s, int i, int64_t k, F (&out)[4]) const {
+  typedef EightScales Span;
+  FT_INLINE_MEMBER Span span(int s, int i, int64_t k) const {
     const int64_t block = i * blocks + k / 32;
-    const float factor = f16_to_float(d[s][block / 8]);
-    for (int q = 0; q < 4; q++) out[q] = set1(factor * sc[s][block + q]);
+    const __m256 six = _mm256_cvtepi32_ps(eight_bytes(sc[s] + block, 8));
+    Span out;
+    _mm256_store_ps(out.values, _mm256_mul_ps(six, _mm256_set1_ps(_cvtsh_ss(d[s][block / 8]))));
+    return out;
   }
   // Minus the minima, times the sums of x over their 32 elements.
   FT_INLINE_MEMBER float extra(int s, int i, const float* sums) const {
@@ -62,7 +65,7 @@ struct Q4K {
       const int64_t block = i * blocks + b;
       const __m256 least = _mm256_cvtepi32_ps(
           _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(mn[s] + block))));
-      const __m256 factor = _mm256_set1_ps(-f16_to_float(dmin[s][block / 8]));
+      const __m256 factor = _mm256_set1_ps(-_cvtsh_ss(dmin[s][block / 8]));
       total = _mm256_fmadd_ps(_mm256_mul_ps(least, factor), _mm256_loadu_ps(sums + b), total);
     }
     return sum(_mm512_zextps256_ps512(total));
@@ -80,7 +83,7 @@ static void run(const TileJob& job) {
 }
 
 static uint64_t tile_bytes(uint32_t w, uint32_t h) {
-  if (w % 256 || h % 256) return 0;
+  if (w % 256 || h % 256 || w > 512) return 0;
   Streams s{nullptr};
   for (int i = 0; i < 2; i++) s.next(w * row_bytes4(h));
   s.next((uint64_t)w * h / 2);
