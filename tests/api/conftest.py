@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,8 @@ class Served:
 class Pool:
     """Servers kept for the whole run, one for each set of options: starting and stopping takes time."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self) -> None:
+        self._stacks: list[ExitStack] = []
         self._servers: dict[tuple[Any, ...], Served] = {}
 
     def get(
@@ -57,7 +58,9 @@ class Pool:
         return served
 
     def _start(self, keep_alive_s: float, options: dict[str, Any]) -> Served:
-        llm, enter = ScriptedLLM(), self._stack.enter_context
+        stack = ExitStack()
+        self._stacks.append(stack)
+        llm, enter = ScriptedLLM(), stack.enter_context
         wishes = Options(port=0, drain_seconds=1.0, **options)
         base = enter(serving(llm, wishes, keep_alive_s=keep_alive_s))
         http = enter(httpx.Client(base_url=base, timeout=10))
@@ -65,11 +68,17 @@ class Pool:
         client = enter(openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=10))
         return Served(base, llm, http, client)
 
+    def close(self) -> None:
+        """Stop all at once: each takes a moment to notice."""
+        with ThreadPoolExecutor(32) as workers:
+            list(workers.map(ExitStack.close, self._stacks))
+
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    with ExitStack() as stack:
-        yield Pool(stack)
+    pool = Pool()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
