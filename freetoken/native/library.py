@@ -14,7 +14,7 @@ from pathlib import Path
 from freetoken.core import env
 from freetoken.core.errors import ConfigError, nearest
 from freetoken.core.log import logger
-from freetoken.native.topology import worker_cpus
+from freetoken.native.topology import default_threads, worker_cpus
 
 _log = logger("native")
 API_VERSION = 1
@@ -67,6 +67,7 @@ class Library:
                 hint=nearest(wanted, self.tiers),
             )
         self.tier = wanted or self.tiers[-1]
+        self._started = False
 
     @property
     def threads(self) -> int:
@@ -74,6 +75,7 @@ class Library:
 
     def start(self, threads: int, cpus: list[int] | None = None) -> None:
         """Give the process's pool `threads` threads, the caller being one; idempotent."""
+        self._started = True
         some = worker_cpus() if cpus is None else cpus
         self._lib.ft_pool_start(threads, (ctypes.c_int * len(some))(*some), len(some))
 
@@ -96,7 +98,9 @@ class Library:
         self._lib.ft_executor_free(executor)
 
     def linear(self, dtype: int, x: int, w: int, bias: int, y: int, shape: tuple[int, int, int]) -> None:
-        """y = x w^T + bias; shape is (rows, n, k)."""
+        """y = x w^T + bias; shape is (rows, n, k). Nobody having said how many, the default threads."""
+        if not self._started:
+            self.start(default_threads())
         self._lib.ft_linear(self._index(""), dtype, x, w, bias, y, *shape)
 
     def read(self, data: int, num_bytes: int, tier: str = "") -> int:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.linear import reference
+from freetoken.kernels.linear import native, reference
 
-MAKERS = (reference,)
+MAKERS = (reference, native)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
