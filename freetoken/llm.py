@@ -292,7 +292,15 @@ class LLM:
         budget = (
             params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
         )
-        return self.built.codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+        try:
+            return self.built.codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+        except RecursionError as e:
+            raise RequestError(
+                "Tool arguments or schemas are nested too deeply.",
+                code="invalid_content",
+                hint="Send flatter JSON.",
+                param="messages",
+            ) from e
 
     def _constrained(
         self, conversation: Conversation, params: GenerateParams, prompt: Prompt

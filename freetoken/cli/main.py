@@ -168,6 +168,12 @@ def _unexpected(error: Exception) -> FreeTokenError:
             hint="Close other programs, raise the limit (ulimit -v, a container's), or lower --num-tokens "
             "and --max-running-requests. `ft doctor` shows what is free.",
         )
+    if isinstance(error, OSError) and error.strerror:
+        return FreeTokenError(
+            f"The system refused: {error.strerror}{f' ({error.filename})' if error.filename else ''}.",
+            code="system_refused",
+            hint="Check space, rights and limits; `ft doctor` shows what is there.",
+        )
     text = str(error).strip().splitlines()
     return FreeTokenError(
         f"{type(error).__name__}: {text[0] if text else 'no message'}",

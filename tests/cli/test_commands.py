@@ -134,6 +134,17 @@ def test_memory_that_ran_out_is_said_as_such(
     assert capsys.readouterr().err.startswith("error [host_memory]: ")
 
 
+def test_what_the_system_refuses_is_said_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(choices.load(cli.PACKAGE, "config"), "run", fail)
+    assert cli.main(["config"]) == 1
+    assert capsys.readouterr().err.startswith("error [system_refused]: The system refused: No space left")
+
+
 def test_closed_streams_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     monkeypatch.setattr("sys.stderr", None)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from freetoken.chat.conversation import Conversation, Message, Tool
+from freetoken.chat.conversation import Conversation, Message, Tool, ToolCall
 from freetoken.chat.events import Finish, ReasoningDelta, fold
 from freetoken.core.errors import (
     BusyError,
@@ -229,3 +229,13 @@ def test_a_device_that_is_not_there_is_told_what_is(wishes):
     with pytest.raises(ConfigError) as e:
         LLM(Options(**wishes)).load()
     assert "--device sim" in e.value.hint
+
+
+@pytest.mark.parametrize("depth", [20, 500, 900, 985])
+def test_deeply_nested_arguments_are_served_or_refused_by_name(llm, depth):
+    call = ToolCall("a", "f", '{"a":' * depth + "1" + "}" * depth)
+    turns = (Message.make("user", "x"), Message.make("assistant", None, tool_calls=[call]))
+    try:
+        assert llm.count_chat(Conversation(turns), GREEDY) > depth
+    except RequestError as e:
+        assert e.code == "invalid_content" and depth > 400
