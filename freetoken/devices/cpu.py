@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from freetoken.core import profile
 from freetoken.core.interfaces import Clock, Device, Event, Faults, Pool, Stream
 from freetoken.core.machine import Machine
 from freetoken.core.options import Options
@@ -78,15 +79,17 @@ class CpuDevice(Device):
     def __init__(self, memory_bytes: int = 0, phantom: bool = False) -> None:
         self.torch_device = torch.device("cpu")
         self.memory_bytes = memory_bytes or available_bytes()
+        measured = profile.load()
+        guessed = ("link_bw", "gpu_bw", "gpu_flops", *(() if measured else ("host_bw",)))
         self.machine = Machine(
             name="cpu",
-            host_bw=20e9,
+            host_bw=measured.host_bw if measured else 20e9,
             link_bw=20e9,
             gpu_bw=20e9,
             gpu_flops=400e9,
             gpu_memory=0,
             host_memory=int(psutil.virtual_memory().total),
-            approximate=("host_bw", "link_bw", "gpu_bw", "gpu_flops"),
+            approximate=guessed,
         )
         self.clock = WallClock()
         self.faults = Faults()

@@ -51,6 +51,7 @@ from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.slots import MIN_SLOTS
+from freetoken.native.topology import default_threads
 from freetoken.weights.load import Checkpoint, open_checkpoint
 
 log = logger("build")
@@ -352,9 +353,7 @@ def _experts(parts: _Parts, plan: Plan) -> ExpertBackend:
         policy=policy,
         num_slots=max(plan.memory.num_slots - 1, 0),
         max_slots=max(plan.max_slots - 1, 0),
-        threads=min(
-            options.moe_cpu_threads or max((psutil.cpu_count(logical=False) or 2) - 1, 1), _usable_cpus()
-        ),
+        threads=min(options.moe_cpu_threads or default_threads(), _usable_cpus()),
         cpu_layers=options.moe_cpu_layers or 0,
         max_fetch=options.moe_hybrid_max_fetch or 0,
         overlap=not options.disable_moe_prefill_overlap,
