@@ -1,9 +1,10 @@
 """Saved recurrent states: where their bytes lie, whom they serve, which goes first.
 
-Owns a working set of units in the device's state pool and slots in host memory. A state is written into a
-unit, goes to a slot (`stow`) and keeps the unit as a copy until another needs it. Knows no request and
-no bytes; `UnitMover` carries orders out. Invariants: a unit or slot has one owner, and a state is
-restored from a place only while that place is its own; units stay within `working`, slots within `num_slots`.
+Owns units of the device's state pool and slots in host memory. A state is written into a unit, goes to a
+slot (`stow`) and keeps the unit as a copy until another state or a request needs it: `working` units are
+its own, beyond them it borrows what requests leave free. Knows no request and no bytes; `UnitMover`
+carries orders out. Invariants: a unit or slot has one owner, and a state is restored from a place only
+while that place is its own; slots stay within `num_slots`.
 
 What goes first is decided by GreedyDual: a checkpoint is worth the level at its last use plus the tokens
 that would be computed again without it. Conversations (`group`) in use keep their fair share from others.
@@ -20,6 +21,8 @@ from freetoken.cache.nodes import Node, Resource
 from freetoken.cache.pages import UnitAllocator
 from freetoken.core.prefix import Checkpoint, UnitMover
 
+KEEP_FREE = 4
+"""Units that stay free for requests that arrive, beyond the working set."""
 RECENT_GROUPS = 16
 """Conversations that share protection: more than an agent and its helpers, fewer than a day's."""
 
@@ -114,7 +117,8 @@ class Checkpoints(Resource):
 
     def num_reservable(self) -> int:
         free = min(self.working - len(self._unit_of), self.units.num_free)
-        return max(free, 0) + sum(self._is_spare(c) for c in self._unit_of.values())
+        free = max(free, self.units.num_free - KEEP_FREE if self.working else 0, 0)
+        return free + sum(self._is_spare(c) for c in self._unit_of.values())
 
     def reserve(self, position: int, group: str) -> Checkpoint | None:
         """A unit of the working set for a state about to be written."""
@@ -132,6 +136,19 @@ class Checkpoints(Resource):
             return None
         self.units.give_back([spare])
         return self._own(position, group, unit)
+
+    def yield_unit(self, *, wait: bool) -> bool:
+        """Give a unit back to the pool: a copy's, or with `wait` one that is being copied."""
+        unit = self._take_spare()
+        if unit < 0 and wait:
+            for checkpoint in self._unit_of.values():
+                if checkpoint.slot >= 0:
+                    self._mover.wait_saved(checkpoint.unit)
+                    unit = self._take_spare()
+                    break
+        if unit >= 0:
+            self.units.give_back([unit])
+        return unit >= 0
 
     def stow(self, checkpoint: Checkpoint) -> None:
         """Start the copy to host memory, if there is room or somebody less valuable to make room."""
@@ -190,9 +207,14 @@ class Checkpoints(Resource):
         return checkpoint.place is not None
 
     def _take_unit(self) -> int:
-        """A unit within the working set, taken from the copy that was used least recently; or -1."""
-        if len(self._unit_of) < self.working and self.units.num_free:
+        """A free unit, or that of the copy that was used least recently; -1 if there is none."""
+        if not self.working:
+            return -1
+        if self.units.num_free > (0 if len(self._unit_of) < self.working else KEEP_FREE):
             return self.units.take(1)[0]
+        return self._take_spare()
+
+    def _take_spare(self) -> int:
         spare = [c for c in self._unit_of.values() if self._is_spare(c)]
         chosen = next((c for c in spare if c.slot >= 0), spare[0] if spare else None)
         if chosen is None:
@@ -288,7 +310,7 @@ class Checkpoints(Resource):
     def check(self) -> None:
         """Raise AssertionError when a place is lost or has two owners."""
         self.slots.check()
-        assert len(self._unit_of) <= max(self.working, 0), "the working set has outgrown its bound"
+        assert self.working or not self._unit_of, "no working set, but units are held"
         assert self.slots.num_used == len(self._slot_of), "a slot is lost"
         for unit, checkpoint in self._unit_of.items():
             assert checkpoint.unit == unit, "a unit has two owners"

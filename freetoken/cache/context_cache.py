@@ -92,6 +92,9 @@ class ContextCache(PrefixCache):
     def reserve(self, position: int, group: str) -> Checkpoint | None:
         return self.checkpoints.reserve(position, group) if self.checkpoints else None
 
+    def yield_unit(self, *, wait: bool) -> bool:
+        return self.checkpoints.yield_unit(wait=wait) if self.checkpoints else False
+
     def adopt(self, position: int, group: str, unit: int) -> Checkpoint | None:
         return self.checkpoints.adopt(position, group, unit) if self.checkpoints else None
 

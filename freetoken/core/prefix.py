@@ -95,6 +95,10 @@ class UnitMover(abc.ABC):
     def is_saved(self, unit: int) -> bool:
         """True if no copy reads this unit any more. Never waits."""
 
+    @abc.abstractmethod
+    def wait_saved(self, unit: int) -> None:
+        """Let what runs next wait until `is_saved`."""
+
 
 class NoMover(UnitMover):
     """For schedulers without memory: every order is carried out at once, on nothing."""
@@ -113,6 +117,9 @@ class NoMover(UnitMover):
 
     def is_saved(self, unit: int) -> bool:
         return True
+
+    def wait_saved(self, unit: int) -> None:
+        """Nothing there to wait for."""
 
 
 class PrefixCache(abc.ABC):
@@ -190,6 +197,10 @@ class PrefixCache(abc.ABC):
     def reserve(self, position: int, group: str) -> Checkpoint | None:
         """A place on the device for a state about to be written; None if all are busy."""
         return None
+
+    def yield_unit(self, *, wait: bool) -> bool:
+        """Give a device unit back to the state pool for a request; `wait` for a copy if need be."""
+        return False
 
     def adopt(self, position: int, group: str, unit: int) -> Checkpoint | None:
         """Take over a unit that holds a state nobody writes any more; None if there is no room."""

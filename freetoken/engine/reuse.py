@@ -95,7 +95,8 @@ class Reuse:
         differs = leader.token_ids[:n] != request.token_ids[:n]
         shared = int(differs.argmax()) if differs.any() else n
         if self.cache.wants_states():
-            if shared > leader.num_computed and shared not in leader.save_positions:
+            worth = shared - leader.prefix.num_tokens >= MIN_SHARED and shared > leader.num_computed
+            if worth and shared not in leader.save_positions:
                 leader.save_positions = sorted([*leader.save_positions, shared])
             saved = [c.position for c in leader.saved] + leader.save_positions
             shared = max((p for p in saved if p <= shared), default=0)

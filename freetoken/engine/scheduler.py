@@ -240,7 +240,7 @@ class Scheduler:
 
         Those that share the beginning of a running prefill wait for it to be committed.
         """
-        while self.rows.num_free and (self.states.num_units == 1 or self.states.num_free):
+        while self.waiting and self.rows.num_free and self._have_state():
             request = next((r for r in self.waiting if not self.reuse.awaits(r, self.running)), None)
             if request is None:
                 return
@@ -255,6 +255,12 @@ class Scheduler:
             request.state_id = self.states.take(1)[0] if self.states.num_units > 1 else 0
             self.reuse.enter(request, prefix)
             self.running.append(request)
+
+    def _have_state(self) -> bool:
+        """A state unit is free, or a copy gives one up."""
+        if self.states.num_units == 1 or self.states.num_free:
+            return True
+        return self.reuse.cache.yield_unit(wait=not self.running)
 
     def _find_room(self, request: Request) -> Prefix | None:
         """What the cache has for the request, locked, if there is room for the rest of it."""

@@ -42,6 +42,11 @@ class StateMover(UnitMover):
         self._stream.copy(self._states.view()[unit], self._host[slot])
         self._device.compute.wait(self._stream.record())
 
+    def wait_saved(self, unit: int) -> None:
+        event = self._reading.pop(unit, None)
+        if event is not None:
+            self._device.compute.wait(event)
+
     def is_saved(self, unit: int) -> bool:
         event = self._reading.get(unit)
         if event is not None and event.done():

@@ -45,6 +45,9 @@ class SlowMover(UnitMover):
     def is_saved(self, unit: int) -> bool:
         return all(unit != u for u, _ in self.pending)
 
+    def wait_saved(self, unit: int) -> None:
+        self.advance(len(self.pending))
+
     def advance(self, count: int) -> None:
         for unit, slot in self.pending[:count]:
             self.slot[slot] = self.unit[unit]
@@ -85,7 +88,8 @@ class World:
         prefix = self.cache.match(ids, len(ids) - 1, group)
         self._check_match(tokens, prefix)
         need = -(-len(tokens) // self.size) - len(prefix.page_ids)
-        if not self.make_room(need) or not self.units.num_free:
+        has_unit = self.units.num_free or self.cache.yield_unit(wait=not self.players)
+        if not self.make_room(need) or not has_unit:
             self.cache.release(prefix)
             return None
         player = Player(tokens, prefix, list(prefix.page_ids), 0, prefix.num_tokens, len(prefix.page_ids))

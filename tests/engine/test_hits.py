@@ -113,6 +113,26 @@ def test_on_a_device_behind_a_link_resumed_states_come_back_whole(backend, seed)
     served.close()
 
 
+def test_a_smaller_budget_takes_from_the_cache_and_never_fails_because_of_it():
+    served = serve(**{**SIM, "exact": False, "moe_backend": "offload", "kv_reserve_tokens": 4096})
+    for seed in range(8):
+        served.submit(f"r{seed}", text_ids(served.built, seed, 400), 1)
+    served.run()
+    scheduler, before = served.engine.scheduler, served.engine.scheduler.pages.num_used
+    assert before == scheduler.reuse.cache.num_pages > 150
+    for mib in (70, 56, 110):
+        resized = served.engine.resize(mib * MIB)
+        served.step()
+        assert resized.exception() is None
+        scheduler.check()
+        scheduler.reuse.cache.check()
+    assert 0 < scheduler.reuse.cache.num_pages < before
+    served.submit("again", text_ids(served.built, 7, 400), 4)
+    served.run()
+    assert served.outputs["again"][-1].cached_tokens >= 384
+    served.close()
+
+
 def test_a_hit_stays_within_the_rule_in_normal_mode():
     """Class 2: the same prompt resumed and cold, teacher-forced; the best token agrees unless it is close."""
     from freetoken.core.batch import Segment
