@@ -19,9 +19,9 @@ from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from freetoken.chat.template_limits import Limits, MeteredEnvironment, TemplateLimit, metered
 from freetoken.core.errors import RequestError, WeightsError
 
 _SPECIAL_NAMES = (
@@ -43,6 +43,7 @@ class ChatTemplate:
     sources         dict  name -> Jinja text; `default` is used unless a better name fits
     special_tokens  dict  bos_token etc. as the template sees them
     now             returns local time, for `strftime_now`
+    limits          what one render may use up
     Raises WeightsError `invalid_chat_template` on a syntax error.
     """
 
@@ -51,10 +52,12 @@ class ChatTemplate:
         sources: Mapping[str, str] | str,
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
+        limits: Limits = Limits(),
     ) -> None:
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
         self._special_tokens = dict(special_tokens or {})
-        environment = _environment(now)
+        environment = _environment(now, limits)
+        self._meter = environment.meter
         self._compiled = {name: _compile(environment, name, text) for name, text in self.sources.items()}
 
     @classmethod
@@ -89,7 +92,8 @@ class ChatTemplate:
         messages   dicts as templates read them; a key whose value is None counts as absent
         tools      JSON schemas of functions, or None
         variables  what else the template may ask for, e.g. enable_thinking
-        Raises RequestError `template_error` with the template's own words.
+        Raises RequestError `template_error` with the template's own words, `template_limits` if it
+        used up more than it may.
         """
         variables = variables or {}
         if clash := _RESERVED & variables.keys():
@@ -100,6 +104,7 @@ class ChatTemplate:
                 param="chat_template_kwargs",
             )
         plain = [{key: value for key, value in m.items() if value is not None} for m in messages]
+        self._meter.start()
         try:
             return self._pick(tools).render(
                 **{**self._special_tokens, **variables},
@@ -108,6 +113,13 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
+        except (TemplateLimit, OverflowError, RecursionError, MemoryError) as error:
+            raise RequestError(
+                f"The model's chat template used more than it may: {str(error).rstrip('.') or 'memory'}.",
+                code="template_limits",
+                hint="Shorten the conversation, or repair the checkpoint's chat_template.jinja.",
+                param="messages",
+            ) from error
         except Exception as error:
             raise RequestError(
                 f"The model's chat template refused the conversation: {str(error).rstrip('.')}.",
@@ -115,6 +127,8 @@ class ChatTemplate:
                 hint="Change the roles or their order, or repair the checkpoint's chat_template.jinja.",
                 param="messages",
             ) from error
+        finally:
+            self._meter.stop()
 
     def _pick(self, tools: Sequence[Mapping[str, Any]] | None) -> Template:
         if tools and "tool_use" in self._compiled:
@@ -151,11 +165,12 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"A template may not set the attribute {name!r}.")
 
 
-def _environment(now: Callable[[], datetime.datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+def _environment(now: Callable[[], datetime.datetime], limits: Limits) -> MeteredEnvironment:
+    environment = MeteredEnvironment(
+        limits, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.meter_filters()
     environment.globals.update(
         raise_exception=_raise_exception,
         strftime_now=lambda form: now().strftime(form),
@@ -165,9 +180,9 @@ def _environment(now: Callable[[], datetime.datetime]) -> ImmutableSandboxedEnvi
     return environment
 
 
-def _compile(environment: ImmutableSandboxedEnvironment, name: str, text: str) -> Template:
+def _compile(environment: MeteredEnvironment, name: str, text: str) -> Template:
     try:
-        return environment.from_string(text)
+        return environment.from_string(metered(environment.parse(text)))
     except TemplateSyntaxError as error:
         raise WeightsError(
             f"The chat template {name!r} does not compile: {error} (line {error.lineno}).",
