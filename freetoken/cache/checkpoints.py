@@ -21,6 +21,7 @@ from freetoken.cache.nodes import Node, Resource
 from freetoken.cache.pages import UnitAllocator
 from freetoken.core.prefix import Checkpoint, UnitMover
 
+Worth = tuple[float, int]
 KEEP_FREE = 4
 """Units that stay free for requests that arrive, beyond the working set."""
 RECENT_GROUPS = 16
@@ -49,7 +50,7 @@ class Checkpoints(Resource):
         self.num_attached = 0
         self._unit_of: OrderedDict[int, Checkpoint] = OrderedDict()
         self._slot_of: dict[int, Checkpoint] = {}
-        self._heap: list[tuple[float, int, Checkpoint]] = []
+        self._heap: list[tuple[Worth, int, Checkpoint]] = []
         self._pushes = 0
         self._level = 0.0
         self._held: Counter[str] = Counter()
@@ -254,7 +255,7 @@ class Checkpoints(Resource):
 
     def _evict_for(self, group: str) -> bool:
         """Drop the least valuable checkpoint that `group` may displace."""
-        protected: list[tuple[float, int, Checkpoint]] = []
+        protected: list[tuple[Worth, int, Checkpoint]] = []
         share = self._fair_share()
         victim: Checkpoint | None = None
         while self._heap and victim is None:
@@ -268,7 +269,7 @@ class Checkpoints(Resource):
                 protected.append((worth, number, checkpoint))
             else:
                 victim = checkpoint
-                self._level = max(self._level, worth)
+                self._level = max(self._level, worth[0])
         if victim is None and protected:
             victim = protected.pop(0)[2]
         for item in protected:
@@ -284,10 +285,10 @@ class Checkpoints(Resource):
     def _is_protected(self, group: str, share: float) -> bool:
         return group in self._recent and self._held[group] <= share
 
-    def _worth(self, checkpoint: Checkpoint) -> float:
-        """Level at the last use of its node, plus the tokens it saves."""
+    def _worth(self, checkpoint: Checkpoint) -> Worth:
+        """Level at the last use of its node plus the tokens it saves; then that use."""
         level = max(checkpoint.level, checkpoint.place.held[self.index].level)
-        return float(level + checkpoint.position - self._previous(checkpoint))
+        return level + checkpoint.position - self._previous(checkpoint), checkpoint.place.seen
 
     def _previous(self, checkpoint: Checkpoint) -> int:
         """Where a request would resume without it."""
@@ -299,7 +300,7 @@ class Checkpoints(Resource):
             node = node.parent
         return 0
 
-    def _push(self, checkpoint: Checkpoint, worth: float | None = None) -> None:
+    def _push(self, checkpoint: Checkpoint, worth: Worth | None = None) -> None:
         self._pushes += 1
         worth = self._worth(checkpoint) if worth is None else worth
         heapq.heappush(self._heap, (worth, self._pushes, checkpoint))

@@ -107,3 +107,22 @@ def test_wishes_that_contradict_each_other_are_refused(wishes):
 
 def test_a_kv_reserve_of_zero_holds_back_one_page():
     assert make_plan(Options(kv_reserve_tokens=0), facts()).min_pages == 2
+
+
+def test_checkpoints_get_their_share_of_host_memory_and_the_plan_says_so():
+    plan = make_plan(Options(checkpoint_memory=80 * MIB), facts())
+    assert plan.checkpoint_slots == 10
+    assert plan.memory.num_states == plan.max_running + 1 + plan.checkpoint_units
+    assert any("10 states of 8.00 MiB in host memory" in line for line in plan.lines())
+    without = make_plan(Options(checkpoint_memory=0), facts())
+    assert plan.host_bytes == without.host_bytes + 80 * MIB
+    auto = make_plan(Options(), facts(host_free_bytes=SIZES.num_experts * SIZES.record_bytes + 8 * GIB))
+    assert auto.checkpoint_slots == GIB // (8 * MIB)
+
+
+def test_models_without_states_and_engines_without_a_cache_need_no_checkpoints():
+    for plan in (
+        make_plan(Options(), facts(has_states=False)),
+        make_plan(Options(prefix_cache=False), facts()),
+    ):
+        assert plan.checkpoint_units == plan.checkpoint_slots == 0
