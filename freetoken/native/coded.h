@@ -19,7 +19,7 @@ struct Streams {
   const uint8_t* base;
   uint64_t at = 0;
   const uint8_t* next(uint64_t num_bytes) {
-    const uint8_t* p = base + at;
+    const uint8_t* p = base ? base + at : nullptr;  // sizes alone are asked for without a base
     at = ft_align(at + num_bytes, 64);
     return p;
   }
