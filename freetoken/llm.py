@@ -31,7 +31,7 @@ from freetoken.chat.events import Event, Finish
 from freetoken.chat.script import Script
 from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
-from freetoken.core.generate import GenerateParams, Status, Thinking
+from freetoken.core.generate import GenerateParams, Status, Thinking, Timing
 from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
@@ -54,6 +54,7 @@ class Generation:
     def __init__(self, request_id: str, reader: AnswerReader, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
         self.prompt_tokens = reader.prompt_tokens
+        self.timing = Timing()
         self._reader, self._abort = reader, abort
         self._outputs: deque[Output] = deque()
         self._wake = threading.Condition()
@@ -66,6 +67,9 @@ class Generation:
 
     def put(self, output: Output) -> asyncio.AbstractEventLoop | None:
         """Engine's side: queue an output; returns the loop to wake, if one waits."""
+        if output.token_ids:
+            self.timing.queued_s = output.queued_s
+            self.timing.note(len(output.token_ids), time.perf_counter())
         with self._wake:
             self._outputs.append(output)
             self._wake.notify()

@@ -21,14 +21,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from freetoken.api import anthropic, models, openai_chat, openai_completions, openai_responses, page
+from freetoken.api import anthropic, models, openai_chat, openai_completions, openai_responses, openapi, page
 from freetoken.api.anthropic_answer import CountBody, MessageRenderer
 from freetoken.api.anthropic_answer import error_body as anthropic_error
 from freetoken.api.auth import Gate, allowed_origins, read_keys
 from freetoken.api.body import read_body
 from freetoken.api.errors import as_error, error_response
 from freetoken.api.face import Generation, LanguageModel
-from freetoken.api.observe import Metrics, Observer, served
+from freetoken.api.metrics import Metrics
+from freetoken.api.observe import Observer, served
 from freetoken.api.openai_chat_answer import ChatRenderer
 from freetoken.api.openai_completions import CompletionRenderer, echo_text
 from freetoken.api.openai_responses_answer import Head, ResponseRenderer
@@ -78,6 +79,7 @@ class _Api:
             "/v1/requests/{id}": self.receipt,
             "/v1/stats": self.stats,
             "/metrics": self.prometheus,
+            "/openapi.json": self.openapi,
             "/api/hello": self.hello,
         }
         routes = [Route(path, _guarded(f), methods=["POST"]) for path, f in posts.items()]
@@ -211,6 +213,9 @@ class _Api:
 
     async def stats(self, request: Request) -> Response:
         return JSONResponse(dict(self.llm.stats()))
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(openapi.document(), media_type="application/json")
 
     async def prometheus(self, request: Request) -> Response:
         text = self.metrics.render(self.llm.stats())

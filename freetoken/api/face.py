@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event
-from freetoken.core.generate import GenerateParams, Status
+from freetoken.core.generate import GenerateParams, Status, Timing
 
 Prompt = str | NDArray[np.int32]
 
@@ -28,6 +28,9 @@ class Generation(Protocol):
 
     @property
     def prompt_tokens(self) -> int: ...
+
+    @property
+    def timing(self) -> Timing: ...
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 

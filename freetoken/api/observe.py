@@ -1,29 +1,26 @@
-"""What the operator sees of each request: one log line and the counters behind /metrics.
+"""What the operator sees of each request: one log line, and what `metrics` and `receipts` are told.
 
-A protocol fills the request's `Served`; the middleware here writes it when the last byte is out.
-Holds counts, times and ids only, never text that a client sent. Owns its own metrics registry.
+A protocol fills the request's `Served`; the middleware here hands it on when the last byte is out.
+Holds counts, times and ids only, never text that a client sent.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freetoken.api.errors import ErrorBody, error_body
+from freetoken.core.generate import Timing
 from freetoken.core.log import logger
 
 QUIET_PATHS = ("/health", "/metrics", "/v1/stats")
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _log = logger("api")
 
 
@@ -31,6 +28,7 @@ _log = logger("api")
 class Served:
     """One request's figures. Times are `time.perf_counter()` seconds, 0 = not yet.
 
+    timings     of each generation
     error_body  the shape that errors have in the protocol of the request's path
     """
 
@@ -41,6 +39,7 @@ class Served:
     completion_tokens: int = 0
     cached_tokens: int = 0
     finish: str = ""
+    timings: Sequence[Timing] = ()
     error_body: ErrorBody = error_body
 
     @property
@@ -72,64 +71,14 @@ def served(scope: Scope) -> Served:
     return found
 
 
-class Metrics:
-    """Counters of one app, in a registry of their own."""
+class Meter(Protocol):
+    """Counts requests; `freetoken.api.metrics.Metrics` is one."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        r = self.registry
-        self.requests = Counter(
-            "freetoken_requests", "HTTP requests answered", ["path", "status"], registry=r
-        )
-        self.running = Gauge("freetoken_requests_running", "HTTP requests in progress", registry=r)
-        self.prompt = Counter("freetoken_prompt_tokens", "Prompt tokens of finished requests", registry=r)
-        self.cached = Counter("freetoken_cached_tokens", "Prompt tokens that a cache supplied", registry=r)
-        self.output = Counter("freetoken_completion_tokens", "Tokens generated", registry=r)
-        self.aborted = Counter("freetoken_client_disconnects", "Requests whose client left", registry=r)
-        self.ttft = Histogram(
-            "freetoken_ttft_seconds", "Time to the first token", registry=r, buckets=_SECONDS
-        )
-        self.duration = Histogram(
-            "freetoken_request_seconds", "Time of a generating request", registry=r, buckets=_SECONDS
-        )
+    def entered(self) -> None: ...
 
-    def count(self, figures: Served, path: str, status: int, now_s: float) -> None:
-        self.requests.labels(path, str(status)).inc()
-        if not figures.finish:
-            return
-        self.prompt.inc(figures.prompt_tokens)
-        self.cached.inc(figures.cached_tokens)
-        self.output.inc(figures.completion_tokens)
-        self.duration.observe(now_s - figures.started_s)
-        if figures.first_s:
-            self.ttft.observe(figures.ttft_s)
-        if figures.finish == "disconnect":
-            self.aborted.inc()
+    def left(self) -> None: ...
 
-    def render(self, engine: Mapping[str, Any]) -> bytes:
-        """Prometheus text of the counters and of the engine's nested numbers as gauges."""
-        registry = CollectorRegistry()
-        registry.register(_EngineGauges(engine))
-        return generate_latest(self.registry) + generate_latest(registry)
-
-
-class _EngineGauges:
-    def __init__(self, stats: Mapping[str, Any]) -> None:
-        self._stats = stats
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        for name, value in flatten(self._stats, "freetoken_engine"):
-            yield GaugeMetricFamily(name, name.replace("_", " "), value=value)
-
-
-def flatten(stats: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """Walk nested dicts: {"experts": {"hits": 3}} gives ("<prefix>_experts_hits", 3.0)."""
-    for key, value in stats.items():
-        name = f"{prefix}_{re.sub(r'[^a-zA-Z0-9_]', '_', str(key))}"
-        if isinstance(value, Mapping):
-            yield from flatten(value, name)
-        elif isinstance(value, (bool, int, float)):
-            yield name, float(value)
+    def count(self, figures: Served, path: str, status: int, now_s: float) -> None: ...
 
 
 class Recorder(Protocol):
@@ -146,7 +95,7 @@ class Observer:
     def __init__(
         self,
         app: ASGIApp,
-        metrics: Metrics,
+        metrics: Meter,
         known_paths: frozenset[str],
         error_bodies: Mapping[str, ErrorBody],
         receipts: Recorder,
@@ -174,13 +123,13 @@ class Observer:
                 headers["x-request-id"] = headers["request-id"] = figures.id
             await send(message)
 
-        self._metrics.running.inc()
+        self._metrics.entered()
         if scope["method"] == "POST":
             self._receipts.begin(figures)
         try:
             await self.app(scope, receive, note)
         finally:
-            self._metrics.running.dec()
+            self._metrics.left()
             if scope["method"] == "POST":
                 self._receipts.end(figures, scope["path"], status)
             self._finish(scope, figures, status)

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from freetoken.api.observe import Served, flatten
+from freetoken.api.metrics import flatten
+from freetoken.api.observe import Served
 from freetoken.core.errors import NotFoundError
 
 MAX_RECEIPTS = 1000
@@ -55,6 +56,7 @@ class Receipts:
             "ended": int(time.time()),
             "seconds": {
                 "total": round(total_s, 6),
+                "queued": round(max((t.queued_s for t in figures.timings), default=0.0), 6),
                 "to_first_token": round(figures.ttft_s, 6),
                 "between_tokens": round(decode_s / (tokens - 1), 6) if tokens > 1 else None,
             },

@@ -112,7 +112,7 @@ class Meter(threading.local):
                 waiting += one.keys()
                 waiting += one.values()
             elif isinstance(one, Namespace):
-                waiting.append(one._Namespace__attrs)  # type: ignore[attr-defined]
+                waiting.append(one._Namespace__attrs)
             elif isinstance(one, (list, tuple, set, frozenset)):
                 waiting += one
             size += len(one) if isinstance(one, (str, bytes)) else 4
@@ -130,7 +130,6 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options, finalize=self._shown)
         self.meter = Meter(limits)
         self.globals.pop("lipsum", None)
-        self.concat = self._concat
 
     def meter_filters(self) -> None:
         """Measure what goes through the filters; call it when all are there."""
@@ -241,7 +240,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             self.meter.measure(value)
         return value
 
-    def _concat(self, parts: Iterable[str]) -> str:
+    def concat(self, parts: Iterable[str]) -> str:
         """What a template, a macro or a block wrote, as one text."""
         size, kept = 0, []
         for part in parts:
@@ -259,7 +258,11 @@ def metered(tree: nodes.Template) -> nodes.Template:
         loop.body.insert(0, nodes.ExprStmt(_tick(), lineno=loop.lineno))
         if loop.test is not None:
             loop.test = nodes.And(_tick(), loop.test, lineno=loop.lineno)
-    for macro in (*tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)):
+    blocks: list[nodes.Macro | nodes.CallBlock] = [
+        *tree.find_all(nodes.Macro),
+        *tree.find_all(nodes.CallBlock),
+    ]
+    for macro in blocks:
         macro.body.insert(0, nodes.ExprStmt(_tick(), lineno=macro.lineno))
     _rewrite_children(tree)
     return tree

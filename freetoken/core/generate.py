@@ -6,6 +6,7 @@ SamplingParams with the model's defaults and token ids. `None` always means: the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,7 @@ from freetoken.core.errors import FreeTokenError
 
 Thinking = Literal["auto", "on", "off"]
 State = Literal["loading", "ok", "failed"]
+GAP_BOUNDS_S = (0.001, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +59,31 @@ class Status:
     state: State
     percent: int = 100
     error: FreeTokenError | None = None
+
+
+@dataclass
+class Timing:
+    """When the tokens of one answer came, in seconds; written where the engine hands them over.
+
+    queued_s    from submission to the first computation
+    last_s      when the last tokens came, 0 = none yet
+    gap_counts  gaps between tokens: how many were <= GAP_BOUNDS_S[i] and longer than the bound before
+    """
+
+    queued_s: float = 0.0
+    last_s: float = 0.0
+    tokens: int = 0
+    gap_sum_s: float = 0.0
+    gap_counts: list[int] = field(default_factory=lambda: [0] * (len(GAP_BOUNDS_S) + 1))
+
+    def note(self, num_tokens: int, now_s: float) -> None:
+        """Tokens came at `now_s`; those that come together share the gap before them."""
+        if self.tokens:
+            gap_s = (now_s - self.last_s) / num_tokens
+            self.gap_counts[bisect_left(GAP_BOUNDS_S, gap_s)] += num_tokens
+            self.gap_sum_s += now_s - self.last_s
+            self.tokens += num_tokens
+        else:
+            self.tokens = num_tokens
+            self.gap_counts[0] += num_tokens - 1
+        self.last_s = now_s

@@ -112,7 +112,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Output:
-    """What one step gave one request. `finish` is set exactly once, on the last output."""
+    """What one step gave one request. `finish` is set exactly once, on the last output.
+
+    queued_s  seconds from arrival to the first computation, on the device's clock
+    """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -121,6 +124,7 @@ class Output:
     error: BaseException | None = None
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    queued_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -135,6 +139,7 @@ class Request:
     saved           checkpoints not yet given to the cache
     state_broken    a dropped job has half advanced the state
     leader          a running request whose prefill this one waits for
+    arrived_s       on the device's clock; queued_s: from then to the first computation, -1 = still to come
     """
 
     submit: Submit
@@ -157,6 +162,8 @@ class Request:
     saved: list[Checkpoint] = field(default_factory=list)
     state_broken: bool = False
     leader: Request | None = None
+    arrived_s: float = 0.0
+    queued_s: float = -1.0
     finish: FinishReason | None = None
     error: BaseException | None = None
 

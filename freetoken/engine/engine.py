@@ -177,7 +177,7 @@ class Engine:
                 self._pending_resize = message
 
     def _accept(self, submit: Submit) -> None:
-        request = Request(submit, number=self._arrivals)
+        request = Request(submit, number=self._arrivals, arrived_s=self.device.clock.now())
         self._arrivals += 1
         self.stats.requests += 1
         error: FreeTokenError | None = self.error
@@ -249,6 +249,10 @@ class Engine:
             assert isinstance(request.error, FreeTokenError)
             self._fail(request, request.error)
         self.scheduler.refused.clear()
+        now = self.device.clock.now()
+        for work in (*schedule.batch, *schedule.job):
+            if work.request.queued_s < 0:
+                work.request.queued_s = now - work.request.arrived_s
         return schedule
 
     def _segment(self, work: Work) -> Segment:
@@ -325,6 +329,7 @@ class Engine:
                 finish=reason,
                 cached_tokens=request.num_cached,
                 prompt_tokens=request.num_prompt,
+                queued_s=request.queued_s,
             )
         )
         if reason is not None:

@@ -29,7 +29,7 @@ from freetoken.chat.events import (
     Usage,
 )
 from freetoken.core.errors import ContextLengthError
-from freetoken.core.generate import GenerateParams, Status
+from freetoken.core.generate import GenerateParams, Status, Timing
 
 HANG = "hang"
 Step = Event | Exception | float | str
@@ -91,6 +91,7 @@ class ScriptedGeneration:
     steps: Sequence[Step]
     prompt_tokens: int = PROMPT_TOKENS
     cancelled: threading.Event = field(default_factory=threading.Event)
+    timing: Timing = field(default_factory=Timing)
 
     def cancel(self) -> None:
         if not self.cancelled.is_set():
@@ -112,6 +113,8 @@ class ScriptedGeneration:
             if not isinstance(step, (float, str)):
                 if isinstance(step, Finish):
                     self.llm.end(self)
+                elif isinstance(step, (TextDelta, ReasoningDelta)):
+                    self.timing.note(1, time.perf_counter())
                 yield step
 
     async def _wait(self, seconds: float) -> None:
