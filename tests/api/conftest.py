@@ -24,6 +24,7 @@ class Served:
     llm: ScriptedLLM
     http: httpx.Client
     client: openai.OpenAI
+    stack: ExitStack
 
     def post(self, path: str, **fields: Any) -> httpx.Response:
         return self.http.post(path, json=fields)
@@ -66,7 +67,7 @@ class Pool:
         http = enter(httpx.Client(base_url=base, timeout=10))
         key = options.get("api_key") or "none"
         client = enter(openai.OpenAI(base_url=f"{base}/v1", api_key=key, max_retries=0, timeout=10))
-        return Served(base, llm, http, client)
+        return Served(base, llm, http, client, stack)
 
     def close(self) -> None:
         """Stop all at once: each takes a moment to notice."""

@@ -27,7 +27,11 @@ def ask(served: Any, **fields: Any) -> httpx.Response:
 
 
 def client_of(served: Any, **more: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=served.base, max_retries=0, timeout=10, **{"api_key": "x", **more})
+    """A client that is closed with its server."""
+    wishes = {"api_key": "x", **more}
+    return served.stack.enter_context(
+        anthropic.Anthropic(base_url=served.base, max_retries=0, timeout=10, **wishes)
+    )
 
 
 SCRIPTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import anthropic
@@ -27,19 +28,31 @@ FUNCTION = {"name": NAME, "description": ABOUT, "parameters": SCHEMA, "strict": 
 MOST = 120
 
 
+@dataclass(frozen=True)
+class Peers:
+    """The official clients of one server."""
+
+    openai: openai.OpenAI
+    anthropic: anthropic.Anthropic
+
+
 @pytest.fixture(scope="module")
-def base() -> Iterator[str]:
+def peers() -> Iterator[Peers]:
     options = Options(port=0, device="cpu", moe_backend="fused", thinking="off", drain_seconds=1.0)
     llm = build_llm(options)
     try:
-        with serving(llm, options) as url:
-            yield url
+        with (
+            serving(llm, options) as url,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as chat,
+            anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as messages,
+        ):
+            yield Peers(chat, messages)
     finally:
         llm.close()
 
 
-def by_chat(base: str, stream: bool) -> tuple[dict[str, Any], str, str]:
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+def by_chat(peers: Peers, stream: bool) -> tuple[dict[str, Any], str, str]:
+    client = peers.openai
 
     def ask(messages: list[Any], **more: Any) -> Any:
         fields = {"model": "m", "messages": messages, "max_tokens": MOST, "temperature": 0}
@@ -59,8 +72,8 @@ def by_chat(base: str, stream: bool) -> tuple[dict[str, Any], str, str]:
     return json.loads(call.function.arguments), last.message.content, last.finish_reason
 
 
-def by_responses(base: str, stream: bool) -> tuple[dict[str, Any], str, str]:
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+def by_responses(peers: Peers, stream: bool) -> tuple[dict[str, Any], str, str]:
+    client = peers.openai
 
     def ask(**more: Any) -> Any:
         fields = {"model": "m", "max_output_tokens": MOST, "temperature": 0, **more}
@@ -77,8 +90,8 @@ def by_responses(base: str, stream: bool) -> tuple[dict[str, Any], str, str]:
     return json.loads(call.arguments), last.output_text, last.status
 
 
-def by_messages(base: str, stream: bool) -> tuple[dict[str, Any], str, str]:
-    client = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0)
+def by_messages(peers: Peers, stream: bool) -> tuple[dict[str, Any], str, str]:
+    client = peers.anthropic
 
     def ask(messages: list[Any], choice: dict[str, Any]) -> Any:
         tool = {"name": NAME, "description": ABOUT, "input_schema": SCHEMA, "strict": True}
@@ -101,23 +114,22 @@ def by_messages(base: str, stream: bool) -> tuple[dict[str, Any], str, str]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("protocol", [by_chat, by_responses, by_messages])
-def test_the_demo_model_calls_a_tool_and_answers_from_its_result(base, protocol, stream):
-    arguments, text, ended = protocol(base, stream)
+def test_the_demo_model_calls_a_tool_and_answers_from_its_result(peers, protocol, stream):
+    arguments, text, ended = protocol(peers, stream)
     assert arguments["subject"] in ("book", "film")
     assert text.strip(), "nothing was said about the result"
     assert ended in ("stop", "completed", "end_turn", "length", "incomplete", "max_tokens")
 
 
-def test_each_protocol_makes_the_same_prompt_of_the_same_conversation(base):
-    chat = openai.OpenAI(base_url=f"{base}/v1", api_key="none").chat.completions.create(
+def test_each_protocol_makes_the_same_prompt_of_the_same_conversation(peers):
+    chat = peers.openai.chat.completions.create(
         model="m",
         max_tokens=1,
         messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASKED}],
     )
-    response = openai.OpenAI(base_url=f"{base}/v1", api_key="none").responses.create(
+    response = peers.openai.responses.create(
         model="m", max_output_tokens=1, instructions="Be brief.", input=ASKED
     )
-    client = anthropic.Anthropic(base_url=base, api_key="none")
     user = [{"role": "user", "content": ASKED}]
-    counted = client.messages.count_tokens(model="m", system="Be brief.", messages=user)  # type: ignore[arg-type]
+    counted = peers.anthropic.messages.count_tokens(model="m", system="Be brief.", messages=user)  # type: ignore[arg-type]
     assert chat.usage.prompt_tokens == response.usage.input_tokens == counted.input_tokens
