@@ -16,8 +16,10 @@ find_python() {
 set_up() {  # set_up EXTRAS, like '.[fast]'
   # Installing again is a matter of seconds, but a demo should start at once: the stamp says what is there.
   # A checkout that was moved has to be installed again, so its folder is part of the stamp.
+  # So are the native sources: what is compiled must be what lies here.
   local stamp=.venv/.installed state
-  state="$1 $PWD $(cat constraints.txt pyproject.toml | cksum)"
+  state="$1 $PWD $(cat constraints.txt pyproject.toml setup.py freetoken/native/*.{h,cpp} \
+    freetoken/native/formats/* | cksum)"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$state" ]; then
     return
   fi

@@ -37,8 +37,8 @@ def test_the_cpu_bench_gives_a_row_for_every_format_threads_and_batch(capsys):
 
 
 def test_wrong_words_are_refused(capsys):
-    assert cli.main("bench cpu --format q9_9".split()) == 2
-    assert cli.main("bench cpu --tier avx3".split()) == 2
+    assert cli.main(["bench", "cpu", "--format", "q9_9"]) == 2
+    assert cli.main(["bench", "cpu", "--tier", "avx3"]) == 2
 
 
 def test_the_bandwidth_bench_keeps_a_profile_of_this_machine_only(capsys, monkeypatch, caplog):
