@@ -131,14 +131,15 @@ async def test_twenty_streams_spend_little_time_outside_the_engine(server, token
     assert p99(late) <= bound_s
 
 
-@pytest.mark.parametrize(("tokens", "bound_s"), [(50, 0.5), pytest.param(1500, LATE_S, marks=SOAK)])
+@pytest.mark.parametrize(("tokens", "bound_s"), [(25, 0.5), pytest.param(750, LATE_S, marks=SOAK)])
 async def test_readers_that_do_not_read_slow_nobody(server, tokens, bound_s):
+    alone = await asyncio.gather(*(stream(server, tokens) for _ in range(15)))
     stuck = [await begin(server, 1 << 16) for _ in range(5)]
     late = await asyncio.gather(*(stream(server, tokens) for _ in range(15)))
     for _, writer in stuck:
         writer.transport.abort()
-    print(f"p99 {1000 * p99(late):.2f} ms")
-    assert p99(late) <= bound_s
+    print(f"p99 {1000 * p99(late):.2f} ms, without them {1000 * p99(alone):.2f} ms")
+    assert p99(late) <= max(bound_s, 2 * p99(alone))  # a busy machine slows both
     await server.idle()
 
 
