@@ -9,9 +9,9 @@ from freetoken.cli._terminal import Progress, Terminal
 DEMO_NAME = "freetoken-demo"
 DEMO_NOTE = (
     "This is the embedded demo model: tiny, trained from scratch. It chats in short sentences, does small "
-    "sums, calls tools well, and knows no facts: most facts that it states are wrong."
+    "sums and calls tools well. It knows no facts: without a tool to look them up it says so."
 )
-DEMO_PROMPTS = ("Who are you?", "Tell me a joke.", "What is 347 + 586?", "What is an algorithm?")
+DEMO_PROMPTS = ("Who are you?", "Tell me a joke.", "What is 347 + 586?", "What can you do?")
 
 
 def banner(engine: Engine, progress: Progress, out: Terminal) -> None:

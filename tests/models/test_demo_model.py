@@ -22,8 +22,11 @@ from tests.models import checkpoints
 from tests.models.runner import Runner
 
 DEMO = Path(freetoken.__file__).parent / "data" / "demo-model"
-PROMPTS = ("What is 12 + 30?", "Define the word river.", "Who are you?", "Reverse a list in Python.")
-GENERATED = 48
+PROMPTS = (
+    "What is 347 + 586?", "What is 48 times 73?", "Who are you?", "Tell me a joke.", "What can you do?",
+    "Define justice.", "What is 1234 + 8765?", "What is 900 - 123?", "My name is Anna.", "What is 77 + 15?",
+)  # fmt: skip
+GENERATED, END = 64, 8185
 SPEECH = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -51,7 +54,7 @@ def spoken(reference: dict[torch.dtype, Any]) -> list[tuple[int, list[int]]]:
                 attention_mask=torch.ones(1, len(ids), dtype=torch.long),
                 max_new_tokens=GENERATED,
                 do_sample=False,
-                eos_token_id=-1,
+                eos_token_id=END,
                 pad_token_id=8183,
             )
         out.append((len(ids), done[0].tolist()))
@@ -59,12 +62,13 @@ def spoken(reference: dict[torch.dtype, Any]) -> list[tuple[int, list[int]]]:
 
 
 def oracle(model: Any, spoken: list[tuple[int, list[int]]]) -> Tensor:
-    return torch.cat([checkpoints.oracle_logits(model, ids)[0] for _, ids in spoken])
+    """Logits of the answers' tokens; what a user might say next was never learnt."""
+    return torch.cat([checkpoints.oracle_logits(model, ids)[0][n - 1 :] for n, ids in spoken])
 
 
 def ours(runner: Runner, spoken: list[tuple[int, list[int]]], *, by_token: bool) -> Tensor:
     sizes = ([n] + [1] * (len(ids) - n) if by_token else [] for n, ids in spoken)
-    return torch.cat([runner.run(ids, size) for (_, ids), size in zip(spoken, sizes, strict=True)])
+    return torch.cat([runner.run(ids, size)[n - 1 :] for (n, ids), size in zip(spoken, sizes, strict=True)])
 
 
 @pytest.mark.parametrize("by_token", [False, True], ids=["whole", "by token"])
@@ -72,7 +76,14 @@ def test_bf16_logits_stay_within_four_times_the_reference_noise(
     reference: dict[torch.dtype, Any], spoken: list[tuple[int, list[int]]], by_token: bool
 ) -> None:
     theirs, truth = (oracle(reference[t], spoken) for t in (torch.bfloat16, torch.float32))
-    runner = Runner(qwen3_5_moe.FAMILY, DEMO, dtype=torch.bfloat16, page_size=16, num_pages=64)
+    runner = Runner(
+        qwen3_5_moe.FAMILY,
+        DEMO,
+        dtype=torch.bfloat16,
+        page_size=16,
+        num_pages=128,
+        num_states=len(PROMPTS) + 1,
+    )
     logits = ours(runner, spoken, by_token=by_token)
     noise = (theirs - truth).abs().amax(-1)
     bound = 4 * float(noise.max())
@@ -91,14 +102,18 @@ def test_float32_logits_equal_the_reference(
 ) -> None:
     theirs = oracle(reference[torch.float32], spoken[:2])
     for exact in (False, True):
-        runner = Runner(qwen3_5_moe.FAMILY, DEMO, exact=exact, page_size=16, num_pages=64)
+        runner = Runner(
+            qwen3_5_moe.FAMILY, DEMO, exact=exact, page_size=16, num_pages=128, num_states=len(PROMPTS) + 1
+        )
         logits = ours(runner, spoken[:2], by_token=False)
         assert float((logits - theirs).abs().max() / theirs.abs().max()) <= 1e-4
         assert torch.equal(logits.argmax(-1), theirs.argmax(-1))
 
 
 def test_exact_mode_is_bit_equal_over_chunks_on_the_demo_model(spoken: list[tuple[int, list[int]]]) -> None:
-    runner = Runner(qwen3_5_moe.FAMILY, DEMO, exact=True, page_size=16, num_pages=64)
+    runner = Runner(
+        qwen3_5_moe.FAMILY, DEMO, exact=True, page_size=16, num_pages=128, num_states=len(PROMPTS) + 1
+    )
     length, ids = spoken[0]
     assert torch.equal(runner.run(ids), runner.run(ids, [3, length - 3] + [1] * (len(ids) - length)))
 
