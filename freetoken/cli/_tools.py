@@ -1,7 +1,7 @@
 """Local tools that `ft chat` and `ft demo` offer to the model: real ones, safe to run unasked.
 
 A tool takes the call's arguments and returns text; what goes wrong is text too, so that the model can
-read it. Nothing here touches files, network or processes.
+read it. Nothing here touches the user's files, network or processes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from freetoken.chat.conversation import Tool, parse_arguments
+from freetoken.cli._dictionary import DEFINE, LOOKUP, PARAMETER_OF, look_up
 
 _MAX_CHARS, _MAX_DIGITS, _MAX_DEPTH = 200, 40, 20
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -33,18 +34,22 @@ CALCULATOR = Tool(
         "required": ["expression"],
     },
 )
-OFFERED = (CALCULATOR,)
+OFFERED = (CALCULATOR, DEFINE, LOOKUP)
 
 
 def run_tool(name: str, arguments_text: str) -> str:
     """Run a call by name; unknown tools and bad arguments come back as a sentence."""
-    if name != CALCULATOR.name:
+    parameter = {CALCULATOR.name: "expression", **PARAMETER_OF}.get(name)
+    if parameter is None:
         return f"error: there is no tool {name}"
     arguments = parse_arguments(arguments_text)
-    if not isinstance(arguments, dict) or "expression" not in arguments:
-        return "error: the calculator needs an expression"
+    if not isinstance(arguments, dict) or parameter not in arguments:
+        return f"error: {name} needs {parameter}"
+    asked = str(arguments[parameter])
+    if name in PARAMETER_OF:
+        return look_up(asked, with_word=name == DEFINE.name)
     try:
-        return calculate(str(arguments["expression"]))
+        return calculate(asked)
     except (ValueError, SyntaxError, ZeroDivisionError, OverflowError, RecursionError) as e:
         return f"error: {e}"
 

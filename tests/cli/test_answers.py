@@ -132,6 +132,20 @@ def test_unknown_tools_and_bad_arguments_are_told_to_the_model() -> None:
     assert run_tool(CALCULATOR.name, "nonsense").startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ('define {"word": "River "}', "river (noun): a large natural stream of water"),
+        ('lookup {"query": "Portugal"}', "its capital is Lisbon"),
+        ('lookup {"query": "xyzzy"}', "not found"),
+        ('define {"query": "river"}', "error: define needs word"),
+    ],
+)
+def test_words_and_places_are_looked_up_in_the_shipped_dictionary(call: str, said: str) -> None:
+    name, arguments = call.split(" ", 1)
+    assert said in run_tool(name, arguments)
+
+
 def room(session: ScriptedSession) -> tuple[chat._Room, io.StringIO]:
     pipe = io.StringIO()
     args = argparse.Namespace(tools=False, system=None)
