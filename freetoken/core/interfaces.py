@@ -445,6 +445,7 @@ class ModelFamily(abc.ABC):
 
     model_types: tuple[str, ...]
     TINY: Mapping[str, Any]
+    has_weights: bool = True
 
     @abc.abstractmethod
     def read_config(self, raw: Mapping[str, Any]) -> ModelConfig: ...

@@ -7,32 +7,17 @@ nothing is copied over a link. A copy is complete when `Stream.copy` returns; wa
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import psutil
 import torch
 from torch import Tensor
 
 from freetoken.core import profile
+from freetoken.core.host_memory import host_memory
 from freetoken.core.interfaces import Clock, Device, Event, Faults, Pool, Stream
 from freetoken.core.machine import Machine
 from freetoken.core.options import Options
 from freetoken.devices._pool import HostPool, Ledger
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory this process may still take: MemAvailable, or less where a control group says so."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return free
 
 
 class WallClock(Clock):
@@ -78,7 +63,7 @@ class CpuDevice(Device):
 
     def __init__(self, memory_bytes: int = 0, phantom: bool = False) -> None:
         self.torch_device = torch.device("cpu")
-        self.memory_bytes = memory_bytes or available_bytes()
+        self.memory_bytes = memory_bytes or host_memory().free_bytes
         measured = profile.load()
         guessed = ("link_bw", "gpu_bw", "gpu_flops", *(() if measured else ("host_bw",)))
         self.machine = Machine(

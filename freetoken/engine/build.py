@@ -194,8 +194,9 @@ def find_family(model_type: str) -> ModelFamily:
         family: ModelFamily = choices.load("freetoken.models", name).FAMILY
         known.update(dict.fromkeys(family.model_types, family))
     if model_type not in known:
+        real = sorted(name for name, family in known.items() if family.has_weights)
         raise WeightsError(
-            f"Model type {model_type!r} is not supported; there are: {', '.join(sorted(known))}.",
+            f"Model type {model_type!r} is not supported; there are: {', '.join(real)}.",
             code="unknown_model_type",
             hint="docs/recipes/add-a-model-family.md says how to add one.",
         )
@@ -206,7 +207,13 @@ def _numerics(options: Options, config: ModelConfig) -> Numerics:
     if options.exact:
         return Numerics(torch.float32, exact=True)
     name = options.dtype or config.dtype
-    return Numerics(_DTYPES.get(name, torch.bfloat16))
+    if name not in _DTYPES:
+        raise WeightsError(
+            f"The checkpoint's dtype is {name}, which nothing here computes in.",
+            code="unknown_dtype",
+            hint=f"Choose one with --dtype: {', '.join(_DTYPES)}.",
+        )
+    return Numerics(_DTYPES[name])
 
 
 def _device(options: Options) -> Device:

@@ -67,6 +67,7 @@ class NullModel(Model):
 class NullFamily(ModelFamily):
     model_types = ("null",)
     TINY = TINY
+    has_weights = False
 
     def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
         read = ConfigReader(raw, "config.json")

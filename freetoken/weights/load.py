@@ -71,6 +71,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _directory(path: Path) -> Path:
+    if path.suffix == ".gguf":
+        raise WeightsError(
+            f"{path.name} is a GGUF file, which this version does not read.",
+            code="unsupported_container",
+            hint="Use the model's safetensors folder.",
+        )
     if path.is_file():
         path = path.parent
     if not path.is_dir():

@@ -136,17 +136,6 @@ def test_a_decode_bucket_holds_its_rows(device):
         assert rows <= device.bucket(rows) <= 2 * rows
 
 
-def test_a_control_group_limits_the_cpu_device(tmp_path):
-    from freetoken.devices.cpu import available_bytes
-
-    (tmp_path / "memory.max").write_text(str(300 * MIB))
-    (tmp_path / "memory.current").write_text(str(100 * MIB))
-    assert available_bytes(tmp_path) == 200 * MIB
-    (tmp_path / "memory.max").write_text("max")
-    assert available_bytes(tmp_path) > 200 * MIB
-    assert available_bytes(tmp_path / "absent") > 200 * MIB
-
-
 def test_phantom_pools_count_but_hold_nothing():
     device = SimDevice(preset("3090"), phantom=True)
     pool = device.pool("experts", 6 << 20, 3000, min_units=1, max_units=3500)
