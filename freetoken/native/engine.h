@@ -9,6 +9,7 @@
 //   prepare(x, xs, width, rows)              fills x_sums() where the format needs them
 //   prepare_middle(mid, ms, w, rows)         fills middle_sums() likewise
 //   prefetch(i1, count, h)                   what down of the next `count` columns needs at h
+//   warm(i)                                  likewise column i of down, all of it
 //   finish(from, to, n)                      STEP lanes of down to n floats of the answer
 // ORDER. A dot is one chain of vector sums along H and one fixed tree over its lanes; down is one chain over
 // the columns. Neither depends on R, C or on how rows and columns are grouped: a row has the same bits alone
@@ -34,6 +35,11 @@ constexpr int STREAMS = 8;    // columns of down that are walked side by side wh
 #if defined(FT_BF16_DOT)
 FT_INLINE F dot2(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
 #endif
+
+// num_bytes from p on into the nearest cache.
+FT_INLINE void prefetch_near(const void* p, int64_t num_bytes) {
+  for (int64_t b = 0; b < num_bytes; b += 64) FT_PREFETCH((const uint8_t*)p + b);
+}
 
 // A row of x: padded with zeros, then room for its sums over 32 elements. Not a multiple of a page.
 FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) * 17 / 16 + 64; }
@@ -116,9 +122,18 @@ FT_INLINE void in_order(const float* from, float* to, int n) {
 
 // --- a tile ---------------------------------------------------------------------------------------
 
+// Columns of down that are walked side by side: few while few rows of x share them, else all of the tile.
+template <class Format>
+FT_INLINE int group_size(int w, int num_rows) {
+  const int few = (int)ft_align(STREAMS, Format::GROUP);
+  return num_rows <= RMAX && few < w ? few : w;
+}
+
+// The last columns bring the first group of down along, which nothing else would prefetch.
 template <class Format>
 static void gate_up(const Format& f, int w, int num_rows, const typename Format::X* x, int64_t xs, float* g,
                     float* u, int64_t gs) {
+  const int warm = w - group_size<Format>(w, num_rows);
   int i = 0;
   if (CMAX >= 2 && num_rows > 2)
     for (; i + 2 <= w; i += 2) {
@@ -127,6 +142,7 @@ static void gate_up(const Format& f, int w, int num_rows, const typename Format:
 #undef FT_CALL
     }
   for (; i < w; i++) {
+    if (i >= warm) f.warm(i - warm);
 #define FT_CALL(R) f.template columns<R, 1>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
     FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
@@ -135,21 +151,21 @@ static void gate_up(const Format& f, int w, int num_rows, const typename Format:
 
 // Columns lie one after the other, so walking some of them side by side is no linear walk through memory. What
 // is prefetched is: the next group of columns, num_bytes at each step, into L2 (measured: 22 GB/s against 11).
-FT_INLINE void prefetch_next(const uint8_t* columns, int64_t column_bytes, int i1, int num_bytes, int64_t h) {
+FT_INLINE void prefetch_next(const uint8_t* columns, int64_t column_bytes, int i1, int64_t num_bytes, int64_t h) {
   const uint8_t* p = columns + i1 * column_bytes + h / STEP * num_bytes;
-  for (int b = 0; b < num_bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+  for (int64_t b = 0; b < num_bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
 }
 
 template <class Format>
 static void down(const Format& f, int w, int h_size, int num_rows, const typename Format::X* mid, int64_t ms,
-                 float* out, int64_t os, bool first) {
-  const int group = num_rows <= RMAX ? (int)ft_align(STREAMS, Format::GROUP) : w;
+                 float* out, int64_t os, bool first, bool more) {
+  const int group = group_size<Format>(w, num_rows);
   for (int i = 0; i < w; i += group) {
     const int end = i + group < w ? i + group : w;
-    const bool fresh = first && i == 0;
+    const bool fresh = first && i == 0, ahead = end < w || more;
     for (int h = 0; h < h_size; h += STEP) {
       const int n = h_size - h < STEP ? h_size - h : STEP;
-      f.prefetch(end, end - i, h);
+      if (ahead) f.prefetch(end, end - i, h);
 #define FT_CALL(R) f.template down<R>(i, end, h, n, mid + r * ms, ms, out + r * os + h, os, fresh)
       FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
@@ -188,7 +204,7 @@ static void run_tiles(const TileJob& job) {
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
     Format::prepare_middle(mid, gs, w, rows);
-    down(f, w, h, rows, mid, gs, sums, xs, t == job.first);
+    down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
 }
@@ -276,6 +292,7 @@ struct Plain {
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next((const uint8_t*)down_t, hidden * sizeof(T), i1, count * STEP * (int)sizeof(T), h);
   }
+  void warm(int i) const { prefetch_next((const uint8_t*)down_t, hidden * sizeof(T), i, hidden * sizeof(T), 0); }
   void finish(const float* from, float* to, int n) const { memcpy(to, from, n * sizeof(float)); }
 };
 

@@ -85,6 +85,7 @@ struct Pairs {
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next((const uint8_t*)down_t, 2 * hidden, i1, count * 64, h);
   }
+  void warm(int i) const { prefetch_next((const uint8_t*)down_t, 2 * hidden, i, 2 * hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
 };
 

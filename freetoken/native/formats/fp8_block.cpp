@@ -24,6 +24,9 @@ struct Fp8Block {
     scale_down = (const float*)s.next(num);
   }
 
+  FT_INLINE_MEMBER void near(int) const {}  // few scales: they stay in the cache
+  FT_INLINE_MEMBER void warm(int) const {}
+
   FT_INLINE_MEMBER void gate(int i, int64_t k, F (&w)[V]) const {
     row8<byte_e4m3>(codes_gate + i * row_bytes, k, w);
     scale_all(w, set1(scale_gate[i / SIDE * blocks + k / SIDE]));
@@ -136,6 +139,7 @@ struct Fp8Pairs {
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next(t.codes_down, hidden, i1, count * STEP, h);
   }
+  void warm(int i) const { prefetch_next(t.codes_down, hidden, i, hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
 };
 

@@ -24,6 +24,12 @@ struct Mxfp4 {
     scale_down = s.next(w / 32 * hidden);
   }
 
+  FT_INLINE_MEMBER void near(int i) const {
+    prefetch_near(scale_gate + i * blocks, blocks);
+    prefetch_near(scale_up + i * blocks, blocks);
+  }
+  FT_INLINE_MEMBER void warm(int i) const { prefetch_near(scale_down + i * hidden / 32, hidden / 32); }
+
   FT_INLINE_MEMBER void gate(int i, int64_t k, F (&w)[V]) const {
     row4<nibble_e2m1>(codes_gate + i * row_bytes, k, w);
     scale_all(w, e8m0(scale_gate[i * blocks + k / 32]));
@@ -56,10 +62,9 @@ struct Mxfp4 {
   typedef EightScales Span;
   FT_INLINE_MEMBER Span span(int s, int i, int64_t k) const {
     const __m256i e = eight_bytes((s ? scale_up : scale_gate) + i * blocks + k / 32, blocks - k / 32);
-    Span out;  // 2^-127, a subnormal, is what e = 0 means
-    _mm256_store_si256((__m256i*)out.values,
-                       _mm256_max_epu32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000)));
-    return out;
+    // 2^-127, a subnormal, is what e = 0 means
+    const __m256i bits = _mm256_max_epu32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000));
+    return {_mm512_castps256_ps512(_mm256_castsi256_ps(bits))};
   }
   FT_INLINE_MEMBER float extra(int, int, const float*) const { return 0; }
   FT_INLINE_MEMBER F down_scale(int i, int64_t h, int v) const {

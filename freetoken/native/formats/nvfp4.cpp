@@ -27,6 +27,12 @@ struct Nvfp4 {
     memcpy(whole, s.next(12), 12);
   }
 
+  FT_INLINE_MEMBER void near(int i) const {
+    prefetch_near(scale_gate + i * blocks, blocks);
+    prefetch_near(scale_up + i * blocks, blocks);
+  }
+  FT_INLINE_MEMBER void warm(int i) const { prefetch_near(scale_down + i * hidden / 16, hidden / 16); }
+
   FT_INLINE_MEMBER void row(const uint8_t* codes, const uint8_t* scale, float all, int i, int64_t k,
                             F (&w)[V]) const {
     row4<nibble_e2m1>(codes + i * row_bytes, k, w);

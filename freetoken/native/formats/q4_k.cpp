@@ -28,6 +28,21 @@ struct Q4K {
     for (auto& p : dmin) p = (const uint16_t*)s.next(w * blocks / 4);
   }
 
+  FT_INLINE_MEMBER void near(int i) const {
+    for (int m = 0; m < 2; m++) {
+      prefetch_near(sc[m] + i * blocks, blocks);
+      prefetch_near(mn[m] + i * blocks, blocks);
+      FT_PREFETCH(d[m] + i * blocks / 8);
+      FT_PREFETCH(dmin[m] + i * blocks / 8);
+    }
+  }
+  FT_INLINE_MEMBER void warm(int i) const {
+    prefetch_near(sc[2] + i * hidden / 32, hidden / 32);
+    prefetch_near(mn[2] + i * hidden / 32, hidden / 32);
+    FT_PREFETCH(d[2] + i * hidden / 256);
+    FT_PREFETCH(dmin[2] + i * hidden / 256);
+  }
+
   FT_INLINE_MEMBER void row(const uint8_t* codes, int m, int i, int64_t k, F (&w)[V]) const {
     row4<nibble_int>(codes + i * row_bytes, k, w);
     const int64_t block = i * blocks + k / 32;
@@ -54,9 +69,7 @@ struct Q4K {
   FT_INLINE_MEMBER Span span(int s, int i, int64_t k) const {
     const int64_t block = i * blocks + k / 32;
     const __m256 six = _mm256_cvtepi32_ps(eight_bytes(sc[s] + block, 8));
-    Span out;
-    _mm256_store_ps(out.values, _mm256_mul_ps(six, _mm256_set1_ps(_cvtsh_ss(d[s][block / 8]))));
-    return out;
+    return {_mm512_castps256_ps512(_mm256_mul_ps(six, _mm256_set1_ps(_cvtsh_ss(d[s][block / 8]))))};
   }
   // Minus the minima, times the sums of x over their 32 elements.
   FT_INLINE_MEMBER float extra(int s, int i, const float* sums) const {

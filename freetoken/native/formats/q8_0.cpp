@@ -23,6 +23,12 @@ struct Q8_0 {
     scale_down = (const uint16_t*)s.next(w / 32 * hidden * 2);
   }
 
+  FT_INLINE_MEMBER void near(int i) const {
+    prefetch_near(scale_gate + i * blocks, blocks * 2);
+    prefetch_near(scale_up + i * blocks, blocks * 2);
+  }
+  FT_INLINE_MEMBER void warm(int i) const { prefetch_near(scale_down + i * hidden / 32, hidden / 16); }
+
   FT_INLINE_MEMBER void row(const int8_t* codes, const uint16_t* scale, int i, int64_t k, F (&w)[V]) const {
     const int8_t* p = codes + i * hidden + k;
     if (k % 64 == 0) FT_PREFETCH(p + AHEAD);
