@@ -64,10 +64,10 @@ class Experts:
 
 
 def make(fmt: str, hidden: int, width: int, least: int = GIB) -> Experts:
-    """Experts of a format that together are larger than any cache."""
+    """Experts of a format that together are larger than any cache; least 0: just a few."""
     form: WeightFormat = choices.load("freetoken.quant", fmt).FORMAT
     one = layout(hidden, width, form)
-    count = ceil_div(max(least, 4 * last_level_cache()), one.record_bytes)
+    count = ceil_div(max(least, 4 * last_level_cache()), one.record_bytes) if least else 1
     try:
         bank = ExpertBank([one], [form], ceil_div(count, 32) * 32)
     except RuntimeError as error:
