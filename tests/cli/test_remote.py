@@ -123,7 +123,7 @@ def test_the_request_means_what_was_asked(served: tuple[ScriptedModel, int]) -> 
     conversation, got = model.asked[-1]
     assert [m.content for m in conversation.messages] == [m.content for m in history]
     assert conversation.messages[2].tool_calls[0].name == "calculator"
-    assert [t.name for t in conversation.tools] == ["calculator"]
+    assert [t.name for t in conversation.tools] == [tool.name for tool in OFFERED]
     assert (got.temperature, got.top_k, got.max_tokens, got.seed, got.stop, got.thinking) == (
         0.5,
         7,

@@ -99,7 +99,7 @@ def test_a_long_prefill_delays_a_running_stream_by_little_more_than_the_gap(gap_
             at, seen = now(), len(served.trace("stream"))
     job_s = sum(gaps)
     sub_chunk_s = job_s / (1500 / 64)
-    assert len(gaps) >= 8 and not served.engine.idle, "the stream goes on"
+    assert len(gaps) >= 5 and not served.engine.idle, "the stream goes on"
     assert max(gaps) <= gap_ms / 1000 + max(calm) + 2 * sub_chunk_s
     served.close()
 
