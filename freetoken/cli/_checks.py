@@ -16,11 +16,12 @@ from pathlib import Path
 import freetoken
 from freetoken.api import ports
 from freetoken.cli import _host, _options
-from freetoken.core import config_file, env
+from freetoken.core import config_file, env, profile
 from freetoken.core.errors import ConfigError, FreeTokenError
 from freetoken.core.host_memory import host_memory
 from freetoken.core.options import Options
 from freetoken.core.units import GIB, format_bytes
+from freetoken.native.library import library
 
 PACKAGES = (
     "numpy",
@@ -58,6 +59,8 @@ def all_checks(args: argparse.Namespace) -> list[Check]:
         _packages,
         _torch,
         _cpu,
+        _native,
+        _profile,
         _memory,
         _gpu,
         lambda: _disk(options),
@@ -167,6 +170,24 @@ def _cpu() -> Iterator[Check]:
     features = ", ".join(_host.cpu_features())
     fact = f"{_host.cpu_name()}, {cores} cores, {threads} threads" + (f", {features}" if features else "")
     yield Check("cpu", "good", fact)
+
+
+def _native() -> Iterator[Check]:
+    found = library()
+    if found is None:
+        hint = f"Install a C++ compiler (g++), then {AGAIN}."
+        yield Check("native", "warn", "no native library: experts are computed by torch, slower", hint)
+        return
+    yield Check("native", "good", f"{found.tier} of {', '.join(found.tiers)}")
+
+
+def _profile() -> Iterator[Check]:
+    known = profile.load()
+    if known is None:
+        yield Check("profile", "good", "not measured yet", "ft bench bw measures what memory gives")
+        return
+    fact = f"{known.host_bw / 1e9:.1f} GB/s with {known.threads} threads, measured {known.date}"
+    yield Check("profile", "good", fact)
 
 
 def _memory() -> Iterator[Check]:
