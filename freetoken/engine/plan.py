@@ -132,6 +132,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         reasons.append(
             f"context {limit}: KV grows out of expert slots beyond {(memory.num_pages - 1) * page_size}"
         )
+    reasons += _unused(options, facts, backend)
     return Plan(
         model_name=options.served_model_name or facts.model_name,
         device=facts.device,
@@ -179,6 +180,20 @@ def _checkpoints(options: Options, facts: Facts, reasons: list[str]) -> tuple[in
     size = format_bytes(sizes.state_bytes)
     reasons.append(f"{text}, {slots} states of {size} in host memory, {units} on their way there")
     return units, slots
+
+
+def _unused(options: Options, facts: Facts, backend: str) -> list[str]:
+    """One line for each wish that has no meaning with this device and backend."""
+    needs_slots = ("moe_cache_size", "moe_cache_rate", "moe_hybrid_max_fetch", "disable_moe_prefill_overlap")
+    needs_memory = ("gpu_memory", "memory_ratio")
+    needs_machine = ("sim_link_bw", "sim_host_bw")
+    idle: list[tuple[str, str]] = []
+    if backend not in ("offload", "hybrid"):
+        idle += [(name, f"backend {backend} has no expert slots to choose") for name in needs_slots]
+    if not facts.owns_memory:
+        idle += [(name, f"{facts.device} has no memory of its own") for name in needs_memory]
+        idle += [(name, "nothing is simulated") for name in needs_machine]
+    return [f"--{name.replace('_', '-')} is not used: {why}" for name, why in idle if getattr(options, name)]
 
 
 def _host_bytes(facts: Facts, memory: Division) -> int:

@@ -126,3 +126,10 @@ def test_models_without_states_and_engines_without_a_cache_need_no_checkpoints()
         make_plan(Options(prefix_cache=False), facts()),
     ):
         assert plan.checkpoint_units == plan.checkpoint_slots == 0
+
+
+def test_a_wish_without_meaning_here_is_accepted_and_explained():
+    plan = make_plan(Options(moe_cache_size=10, gpu_memory=GIB, sim_link_bw=5.0), facts("cpu"))
+    said = [r for r in plan.reasons if "is not used" in r]
+    assert [r.split()[0] for r in said] == ["--moe-cache-size", "--gpu-memory", "--sim-link-bw"]
+    assert not any("is not used" in r for r in make_plan(Options(moe_cache_size=1000), facts()).reasons)
