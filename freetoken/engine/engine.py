@@ -351,12 +351,18 @@ class Engine:
         self._job = PrefillJob(self.runner, segments, self.plan.chunk_tokens)
 
     def _advance_job(self, *, interpose: bool) -> None:
-        """Run units until the job is complete or a running stream's next token is due."""
+        """Run units until the job is complete or a running stream's next token is due.
+
+        Due is the gap of the plan, and never more units than two sub-chunks have mixers, whatever the gap.
+        """
         if self._job is None:
             return
-        start = self.device.clock.now()
+        start, most = self.device.clock.now(), 2 * self.runner.model.config.num_layers
+        units = 0
         while self._job.advance():
-            if interpose and self.device.clock.now() - start >= self.plan.prefill_gap_s:
+            units += 1
+            late = self.device.clock.now() - start >= self.plan.prefill_gap_s
+            if interpose and (late or units >= most):
                 return
             if not interpose and not self._inbox.empty():
                 return
