@@ -296,7 +296,7 @@ def main() -> None:
     ap.add_argument("out", type=Path)
     ap.add_argument("phase", choices=PHASES)
     ap.add_argument("--init", type=Path)
-    ap.add_argument("--scratch", type=Path, default=Path("/tmp/demo-shards"))
+    ap.add_argument("--scratch", type=Path, default=Path("demo-shards"))
     numbers = dict(
         seconds=560.0,
         lr=0.0,
