@@ -5,7 +5,7 @@ type of data only.
 
     Device      memory, streams, clock and cost of a place to compute
     Pool        units of device memory that grow and shrink while serving
-    WeightFormat, WeightSource       how weights are coded, where they are read from
+    WeightFormat, WeightSource       how weights are coded, where they are read from (core/weights)
     Model       a family's forward, layer by layer
     ExpertBackend, Policy            where routed experts are computed, what stays resident
 """
@@ -13,7 +13,7 @@ type of data only.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
 from freetoken.core.machine import Machine
 from freetoken.core.model_config import ModelConfig
+from freetoken.core.weights import CodedMatrix as CodedMatrix
+from freetoken.core.weights import ExpertSink as ExpertSink
+from freetoken.core.weights import WeightFormat as WeightFormat
+from freetoken.core.weights import WeightSource as WeightSource
 
 
 @dataclass(frozen=True)
@@ -191,69 +195,6 @@ class Device(abc.ABC):
 
     def close(self) -> None:
         """Release threads and memory; idempotent."""
-
-
-# --- weights --------------------------------------------------------------------------------
-
-
-class WeightSource(abc.ABC):
-    """Named tensors of a checkpoint, read on demand."""
-
-    @abc.abstractmethod
-    def names(self) -> Iterable[str]: ...
-
-    @abc.abstractmethod
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    @abc.abstractmethod
-    def dtype(self, name: str) -> torch.dtype: ...
-
-    @abc.abstractmethod
-    def read(self, name: str) -> Tensor:
-        """The whole tensor, in host memory, as stored."""
-
-    @abc.abstractmethod
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) along the first axis without reading the rest."""
-
-    @abc.abstractmethod
-    def close(self) -> None: ...
-
-
-CodedMatrix = Mapping[str, Tensor]
-"""A matrix in a format's own codes: `codes` uint8 [rows, K], and by name whatever scales them."""
-
-
-class WeightFormat(abc.ABC):
-    """How the weights of an expert tile are coded. One file of `quant/` each, stateless.
-
-    A tile holds gate [w, H], up [w, H] and down transposed [w, H] for w of the expert's I columns.
-    """
-
-    name: str
-    block: int = 1
-    """Tile widths are multiples of this."""
-
-    def detects(self, dtype: torch.dtype) -> bool:
-        """True if experts stored as plain tensors of `dtype` are this format."""
-        return False
-
-    @abc.abstractmethod
-    def tile_bytes(self, tile_width: int, hidden: int) -> int: ...
-
-    @abc.abstractmethod
-    def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
-        """Write three [w, H] tensors as the bytes of one tile; `out` uint8 [tile_bytes]."""
-
-    def pack_coded(
-        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
-    ) -> None:
-        """Write tile `tile` of an expert that comes in codes: gate, up [I, H] and down [H, I], whole."""
-        raise NotImplementedError(f"{self.name} has no codes")
-
-    @abc.abstractmethod
-    def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode uint8 [..., tile_bytes] to gate, up, down_t, each [..., w, H]; views where possible."""
 
 
 # --- state ----------------------------------------------------------------------------------
@@ -468,12 +409,8 @@ class ModelFamily(abc.ABC):
 
     @abc.abstractmethod
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
-        """Hand every expert's three matrices to `put`, layer by layer."""
+        """Hand every expert's three matrices to `put`, layer by layer, in codes where it keeps the same."""
 
-
-class ExpertSink(abc.ABC):
-    """Receives experts in any order; the bank implements it."""
-
-    @abc.abstractmethod
-    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
-        """gate, up [I, H] and down [H, I] as stored, 16-bit or float32."""
+    def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
+        """Per MoE layer, the names of one expert's tensors: how they are coded, all of the layer's are."""
+        return ()

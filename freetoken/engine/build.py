@@ -24,6 +24,7 @@ from freetoken.core import choices, cost
 from freetoken.core.errors import CapacityError, ConfigError, WeightsError
 from freetoken.core.host_memory import host_memory
 from freetoken.core.interfaces import (
+    CodedMatrix,
     Device,
     ExpertBackend,
     ExpertSink,
@@ -32,6 +33,7 @@ from freetoken.core.interfaces import (
     Pool,
     StateSpec,
     WeightFormat,
+    WeightSource,
 )
 from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
@@ -52,6 +54,7 @@ from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.native.topology import default_threads
+from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint, open_checkpoint
 
 log = logger("build")
@@ -126,7 +129,7 @@ class _Parts:
     config: ModelConfig
     numerics: Numerics
     device: Device
-    fmt: WeightFormat | None
+    formats: tuple[WeightFormat, ...]
     specs: tuple[StateSpec, ...]
     progress: Progress
 
@@ -168,7 +171,7 @@ def _parts(options: Options, checkpoint: Checkpoint, progress: Progress) -> _Par
         config=config,
         numerics=numerics,
         device=_device(options),
-        fmt=_weight_format(config, checkpoint),
+        formats=_expert_formats(family, config, checkpoint.source),
         specs=specs,
         progress=progress,
     )
@@ -238,29 +241,23 @@ def _device(options: Options) -> Device:
     return device
 
 
-def _weight_format(config: ModelConfig, checkpoint: Checkpoint) -> WeightFormat | None:
-    """The format of the routed experts, by the type of the first one's tensor."""
-    name = next((n for n in sorted(checkpoint.source.names()) if ".experts." in n), None)
-    if config.moe is None or name is None:
-        return None
-    dtype = checkpoint.source.dtype(name)
-    for choice in choices.names("freetoken.quant"):
-        fmt: WeightFormat = choices.load("freetoken.quant", choice).FORMAT
-        if fmt.detects(dtype):
-            return fmt
-    raise WeightsError(
-        f"{name} is {dtype}; no weight format reads that.",
-        code="unknown_weight_format",
-        hint=f"There are: {', '.join(choices.names('freetoken.quant'))}.",
-    )
+def _expert_formats(
+    family: ModelFamily, config: ModelConfig, source: WeightSource
+) -> tuple[WeightFormat, ...]:
+    """The format of each MoE layer's records, by how its first expert is stored."""
+    known = set(source.names())
+    layers = family.expert_tensors(config, source)
+    if not layers or any(n not in known for names in layers for n in names):
+        return ()  # the check of all tensors will say what is missing
+    return tuple(formats.of_expert(source, names) for names in layers)
 
 
 def _sizes(parts: _Parts) -> Sizes:
     config, source = parts.config, parts.checkpoint.source
     dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
     record = num_experts = 0
-    if config.moe is not None and parts.fmt is not None:
-        record = expert_bank.create(config, parts.fmt, phantom=True).slot_bytes
+    if config.moe is not None and parts.formats:
+        record = expert_bank.create(config, parts.formats, phantom=True).slot_bytes
         num_experts = config.num_moe_layers * config.moe.num_experts
     chunk = parts.options.max_prefill_length or 2048
     return Sizes(
@@ -336,6 +333,18 @@ class _Counting(ExpertSink):
 
     def put(self, layer: int, expert: int, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
         self._sink.put(layer, expert, gate, up, down)
+        self._count()
+
+    def codes(self, layer: int) -> str:
+        return self._sink.codes(layer)
+
+    def put_coded(
+        self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
+    ) -> None:
+        self._sink.put_coded(layer, expert, matrices)
+        self._count()
+
+    def _count(self) -> None:
         self._done += 1
         if self._done % 16 == 0 or self._done == self._total:
             self._progress("reading experts", 5 + 85 * self._done // self._total)
@@ -344,9 +353,9 @@ class _Counting(ExpertSink):
 def _experts(parts: _Parts, plan: Plan) -> ExpertBackend:
     """Fill the bank in its final layout and put the chosen backend around it."""
     options, config = parts.options, parts.config
-    if parts.fmt is None or config.moe is None:
+    if not parts.formats or config.moe is None:
         return NoExperts()
-    bank = expert_bank.create(config, parts.fmt)
+    bank = expert_bank.create(config, parts.formats)
     sink = _Counting(bank, len(bank.missing()), parts.progress)
     parts.family.load_experts(config, parts.checkpoint.source, sink)
     if bank.missing():

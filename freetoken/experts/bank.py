@@ -78,6 +78,9 @@ class ExpertBank(ExpertSink):
             fmt.pack_tile(gate[cut], up[cut], down_t[cut], record[a : a + one.code_bytes])
         self._seen[layer * self.num_experts + expert] = 1
 
+    def codes(self, layer: int) -> str:
+        return self.formats[layer].name
+
     def put_coded(
         self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
     ) -> None:
@@ -123,9 +126,17 @@ def _aligned(num_bytes: int, phantom: bool) -> Tensor:
     return raw[start : start + num_bytes]
 
 
-def create(config: ModelConfig, fmt: WeightFormat, *, phantom: bool = False, width: int = 0) -> ExpertBank:
-    """Make the empty bank of a model whose routed experts all share one format."""
+def create(
+    config: ModelConfig,
+    formats: WeightFormat | Sequence[WeightFormat],
+    *,
+    phantom: bool = False,
+    width: int = 0,
+) -> ExpertBank:
+    """Make the empty bank of a model; `formats` names one per MoE layer, or the one of all."""
     assert config.moe is not None
-    one = layout(config.hidden_size, config.moe.expert_size, fmt, width)
-    num = config.num_moe_layers
-    return ExpertBank([one] * num, [fmt] * num, config.moe.num_experts, phantom=phantom)
+    hidden, size = config.hidden_size, config.moe.expert_size
+    if isinstance(formats, WeightFormat):
+        formats = [formats] * config.num_moe_layers
+    layouts = [layout(hidden, size, fmt, width) for fmt in formats]
+    return ExpertBank(layouts, formats, config.moe.num_experts, phantom=phantom)

@@ -12,8 +12,9 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from freetoken.core.interfaces import ExpertSink, WeightSource
 from freetoken.core.model_config import ModelConfig
+from freetoken.core.weights import CodedMatrix, ExpertSink, WeightSource
+from freetoken.quant import _reading as reading
 from freetoken.weights.names import check_tensors
 
 Shapes = dict[str, tuple[int, ...]]
@@ -121,7 +122,7 @@ def check(config: ModelConfig, source: WeightSource) -> None:
 
 
 def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) -> None:
-    """Hand every expert's matrices to the sink, as stored, layer by layer."""
+    """Hand every expert's matrices to the sink, layer by layer, in codes if the sink keeps the same."""
     moe = config.moe
     assert moe is not None
     names = set(source.names())
@@ -131,14 +132,45 @@ def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) ->
         at = prefix(layer) + "mlp.experts."
         fused = is_fused(names, layer)
         for expert in range(moe.num_experts):
+            parts = _fused_names(at) if fused else _split_names(at, expert)
+            wanted = sink.codes(moe_layer)
+            if wanted and all(source.coding(n) == wanted for n in parts):
+                sink.put_coded(moe_layer, expert, _coded_expert(source, parts, expert, moe.expert_size))
+                continue
+            matrices = [reading.numbers(source, n, expert if fused else None) for n in parts]
             if fused:
-                both = source.read_rows(at + "gate_up_proj", expert, expert + 1)[0]
-                gate, up = both[: moe.expert_size], both[moe.expert_size :]
-                down = source.read_rows(at + "down_proj", expert, expert + 1)[0]
-            else:
-                parts = (f"{at}{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
-                gate, up, down = (source.read(part) for part in parts)
+                matrices[:1] = matrices[0][: moe.expert_size], matrices[0][moe.expert_size :]
+            gate, up, down = matrices
             sink.put(moe_layer, expert, gate, up, down)
+
+
+def expert_tensors(config: ModelConfig, source: WeightSource) -> list[tuple[str, ...]]:
+    """Per MoE layer, the names of its first expert's tensors."""
+    names = set(source.names())
+    found = []
+    for layer, moe_layer in enumerate(config.moe_layer_of):
+        if moe_layer >= 0:
+            at = prefix(layer) + "mlp.experts."
+            found.append(_fused_names(at) if is_fused(names, layer) else _split_names(at, 0))
+    return found
+
+
+def _fused_names(at: str) -> tuple[str, ...]:
+    return at + "gate_up_proj", at + "down_proj"
+
+
+def _split_names(at: str, expert: int) -> tuple[str, ...]:
+    return tuple(f"{at}{expert}.{part}_proj.weight" for part in ("gate", "up", "down"))
+
+
+def _coded_expert(
+    source: WeightSource, parts: tuple[str, ...], expert: int, size: int
+) -> tuple[CodedMatrix, CodedMatrix, CodedMatrix]:
+    if len(parts) == 3:
+        gate, up, down = (source.read_coded(n) for n in parts)
+        return gate, up, down
+    both, down = (source.read_coded(n, expert) for n in parts)
+    return reading.rows(both, slice(0, size)), reading.rows(both, slice(size, 2 * size)), down
 
 
 class LayerReader:
@@ -152,5 +184,5 @@ class LayerReader:
 
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A copy: never a view of the file, which may go away."""
-        stored = self._source.read(self._prefix + name)
+        stored = reading.numbers(self._source, self._prefix + name)
         return stored.to(self.device, dtype or self.dtype, copy=True)

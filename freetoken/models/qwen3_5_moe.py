@@ -6,7 +6,7 @@ stored around zero, except the DeltaNet's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -162,6 +162,9 @@ class Qwen35MoeFamily(ModelFamily):
 
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
         _tensors.load_experts(config, source, put)
+
+    def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
+        return _tensors.expert_tensors(config, source)
 
 
 FAMILY = Qwen35MoeFamily()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,6 +129,9 @@ class Qwen3MoeFamily(ModelFamily):
 
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
         _tensors.load_experts(config, source, put)
+
+    def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
+        return _tensors.expert_tensors(config, source)
 
 
 FAMILY = Qwen3MoeFamily()

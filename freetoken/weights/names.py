@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.interfaces import WeightSource
+from freetoken.core.weights import CodedMatrix, WeightSource
 
 _PREFIXES = (
     ("model.language_model.lm_head.", "lm_head."),
@@ -78,6 +78,15 @@ class CanonicalSource(WeightSource):
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
         return self._source.read_rows(self._stored.get(name, name), start, stop)
+
+    def coding(self, name: str) -> str:
+        return self._source.coding(self._stored.get(name, name))
+
+    def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
+        return self._source.read_coded(self._stored.get(name, name), index)
+
+    def stored_bytes(self, name: str) -> int:
+        return self._source.stored_bytes(self._stored.get(name, name))
 
     def close(self) -> None:
         self._source.close()

@@ -36,7 +36,7 @@ RANK = {
 }
 TORCH_FREE_ROOMS = ("cli", "api", "chat", "cache", "core")
 TORCH_FREE_FILES = tuple(f"engine/{name}.py" for name in ("scheduler", "budget", "plan", "stats"))
-MAY_NAME_TORCH = ("core/batch.py", "core/interfaces.py")
+MAY_NAME_TORCH = ("core/batch.py", "core/interfaces.py", "core/weights.py")
 
 
 @dataclass(frozen=True)

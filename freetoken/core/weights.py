@@ -1,0 +1,108 @@
+"""Contracts of weights: where tensors are read from, how they are coded, who takes experts.
+
+A container and its dialects offer a `WeightSource` and say for each matrix which format codes it; a file
+of `quant/` says what the codes mean; the bank lays them out. Invariant: codes travel unchanged from the
+checkpoint to the record, and whoever needs numbers asks the format to decode.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+CodedMatrix = Mapping[str, Tensor]
+"""A matrix in a format's own codes: `codes` uint8 [rows, K], and by name whatever scales them."""
+
+
+class WeightSource(abc.ABC):
+    """Named tensors of a checkpoint, read on demand."""
+
+    @abc.abstractmethod
+    def names(self) -> Iterable[str]: ...
+
+    @abc.abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    @abc.abstractmethod
+    def dtype(self, name: str) -> torch.dtype: ...
+
+    @abc.abstractmethod
+    def read(self, name: str) -> Tensor:
+        """The whole tensor, in host memory, as stored. Plain tensors only."""
+
+    @abc.abstractmethod
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) along the first axis without reading the rest. Plain tensors only."""
+
+    def coding(self, name: str) -> str:
+        """The weight format that a matrix is coded in (`shape` is the matrix's own); empty: plain numbers."""
+        return ""
+
+    def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
+        """A coded matrix in its format's own codes; of a stack [n, rows, K] the `index`-th, if given."""
+        raise NotImplementedError(f"{name} is not coded")
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes that the tensor takes on disk, scales included."""
+        return int(math.prod(self.shape(name)) * self.dtype(name).itemsize)
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class WeightFormat(abc.ABC):
+    """How the weights of an expert tile are coded. One file of `quant/` each, stateless.
+
+    A tile holds gate [w, H], up [w, H] and down transposed [w, H] for w of the expert's I columns.
+    """
+
+    name: str
+    block: int = 1
+    """Tile widths are multiples of this."""
+
+    def detects(self, dtype: torch.dtype) -> bool:
+        """True if experts stored as plain tensors of `dtype` are this format."""
+        return False
+
+    @abc.abstractmethod
+    def tile_bytes(self, tile_width: int, hidden: int) -> int: ...
+
+    @abc.abstractmethod
+    def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
+        """Write three [w, H] tensors as the bytes of one tile; `out` uint8 [tile_bytes]."""
+
+    def pack_coded(
+        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
+    ) -> None:
+        """Write tile `tile` of an expert that comes in codes: gate, up [I, H] and down [H, I], whole."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+    def decode(self, coded: CodedMatrix) -> Tensor:
+        """float32 [.., rows, K], exactly what the format says."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+    @abc.abstractmethod
+    def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Decode uint8 [..., tile_bytes] to gate, up, down_t, each [..., w, H]; views where possible."""
+
+
+class ExpertSink(abc.ABC):
+    """Receives experts in any order; the bank implements it."""
+
+    @abc.abstractmethod
+    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
+        """gate, up [I, H] and down [H, I] as stored, 16-bit or float32."""
+
+    def codes(self, layer: int) -> str:
+        """The format whose codes `put_coded` takes for this layer; empty: none, plain numbers only."""
+        return ""
+
+    def put_coded(
+        self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
+    ) -> None:
+        """gate, up [I, H] and down [H, I] in the codes of `codes(layer)`."""
+        raise NotImplementedError("this sink takes plain numbers")

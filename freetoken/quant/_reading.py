@@ -1,0 +1,84 @@
+"""Reading matrices of a source whatever codes them: numbers for dense parts, codes for the bank.
+
+The one place that loads formats by the name a source gives. Invariant: numbers are exactly what the
+format's own `decode` says, and codes are handed on untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from freetoken.core import choices
+from freetoken.core.errors import WeightsError
+from freetoken.core.weights import CodedMatrix, WeightFormat, WeightSource
+
+
+def find(name: str) -> WeightFormat:
+    """The format of that name."""
+    fmt: WeightFormat = choices.load("freetoken.quant", name).FORMAT
+    return fmt
+
+
+def numbers(source: WeightSource, name: str, index: int | None = None) -> Tensor:
+    """A tensor as numbers: plain ones as stored, coded ones decoded to float32.
+
+    index   one matrix of a stack [n, rows, K]; the rest is not read
+    """
+    coding = source.coding(name)
+    if coding:
+        return find(coding).decode(source.read_coded(name, index))
+    return source.read(name) if index is None else source.read_rows(name, index, index + 1)[0]
+
+
+def rows(coded: CodedMatrix, some: slice) -> dict[str, Tensor]:
+    """Some rows of a coded matrix, as gate and up of a fused one. WeightsError if that would cut a scale."""
+    count = coded["codes"].shape[-2]
+    return {name: _rows(name, part, some, count) for name, part in coded.items()}
+
+
+def _rows(name: str, part: Tensor, some: slice, count: int) -> Tensor:
+    height = part.shape[-2]
+    if height == count:
+        return part[..., some, :]
+    if height == 1:
+        return part
+    # Blocks of rows are a power of two tall; then count / height is their height if it is whole.
+    span = count // height
+    start, stop, step = some.indices(count)
+    if count % height or span & (span - 1) or start % span or stop % span or step != 1:
+        raise WeightsError(
+            f"Rows {start}..{stop} of {count} cut a block of {name} in two.",
+            code="invalid_tensor_shape",
+            hint="This checkpoint fuses matrices whose scales span both; use one with separate tensors.",
+        )
+    return part[..., start // span : stop // span, :]
+
+
+def of_expert(source: WeightSource, names: Sequence[str]) -> WeightFormat:
+    """The format that holds one expert's tensors as they are. WeightsError names those that none holds."""
+    found = {name: _format_of(source, name) for name in names}
+    if len({fmt.name for fmt in found.values()}) > 1:
+        raise WeightsError(
+            "One expert's matrices are coded in different ways: "
+            f"{', '.join(f'{name} is {fmt.name}' for name, fmt in found.items())}.",
+            code="unknown_weight_format",
+            hint="Use a checkpoint whose gate, up and down share a format.",
+        )
+    return found[names[0]]
+
+
+def _format_of(source: WeightSource, name: str) -> WeightFormat:
+    if coding := source.coding(name):
+        return find(coding)
+    dtype = source.dtype(name)
+    known = choices.names("freetoken.quant")
+    for choice in known:
+        if (fmt := find(choice)).detects(dtype):
+            return fmt
+    raise WeightsError(
+        f"{name} is {dtype}; no weight format reads that.",
+        code="unknown_weight_format",
+        hint=f"There are: {', '.join(known)}.",
+    )
