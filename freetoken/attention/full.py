@@ -14,7 +14,8 @@ from freetoken.core.batch import Batch
 from freetoken.core.interfaces import Numerics, Pool, StateSpec
 from freetoken.core.model_config import AttentionSpec
 from freetoken.core.units import ceil_div
-from freetoken.kernels.attention import attend, attend_exact
+from freetoken.kernels.attention import attend, attend_decode, attend_exact
+from freetoken.kernels.rope_store import Heads, Place, rope_store
 
 KIND = "full"
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -47,17 +48,28 @@ class FullAttention:
             self._generation = self.pool.generation
         return self._pages
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """Write k, v [T, Nkv, D] and return [T, N, D] for q [T, N, D]; dead rows give zeros."""
-        pages = self.pages()[:, layer]
-        page_of = batch.page_table[batch.seq_of, batch.positions // self.page_size]
-        page_of = torch.where(batch.live, page_of, 0)
-        pages[page_of, :, batch.positions % self.page_size] = torch.stack([k, v], 1)
+    def store(
+        self,
+        layer: int,
+        qkv: Tensor,
+        heads: Heads,
+        norms: tuple[Tensor, Tensor, float] | None,
+        angles: tuple[Tensor, Tensor],
+        batch: Batch,
+    ) -> Tensor:
+        """Norm and rotate a joined projection, write k and v, return q [T, N, D]."""
+        place = Place(batch.positions, batch.seq_of, batch.live, batch.page_table)
+        return rope_store(qkv, heads, norms, angles, self.pages()[:, layer], place)
+
+    def attend(self, layer: int, q: Tensor, batch: Batch) -> Tensor:
+        """[T, N, D] for q [T, N, D], whose k and v are stored; dead rows give zeros."""
+        pages, window = self.pages()[:, layer], self.spec.window
+        if batch.is_decode and not self.numerics.exact:
+            return attend_decode(q, pages, batch.page_table, batch.context, self.scale, window)
         out = torch.zeros_like(q)
         run = attend_exact if self.numerics.exact else attend
         for i in range(len(batch.segments)):
             start, stop, length = batch.query_start[i], batch.query_start[i + 1], batch.context_len[i]
-            used = batch.page_table[i, : ceil_div(length, self.page_size)]
-            own = pages.index_select(0, used)
-            out[start:stop] = run(q[start:stop], own, length, self.scale, self.spec.window)
+            table = batch.page_table[i, : ceil_div(length, self.page_size)]
+            out[start:stop] = run(q[start:stop], pages, table, length, self.scale, window)
         return out

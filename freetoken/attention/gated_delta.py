@@ -18,6 +18,7 @@ from freetoken.core.interfaces import Numerics, Pool, StateSpec
 from freetoken.core.model_config import DeltaSpec
 from freetoken.core.units import align_up
 from freetoken.kernels.causal_conv import causal_conv
+from freetoken.kernels.delta_decode import Inputs, Layer, delta_decode, gated_norm, gates
 from freetoken.kernels.gated_delta import chunked, step
 
 KIND = "gated_delta"
@@ -37,14 +38,11 @@ def state_spec(spec: DeltaSpec, num_layers: int, dtype: torch.dtype) -> StateSpe
 class GatedDelta:
     """All gated DeltaNet layers of a model over one state pool. `layer` counts layers of the kind."""
 
-    def __init__(
-        self, spec: DeltaSpec, num_layers: int, numerics: Numerics, pool: Pool, activation: str = "silu"
-    ) -> None:
+    def __init__(self, spec: DeltaSpec, num_layers: int, numerics: Numerics, pool: Pool) -> None:
         self.spec = spec
         self.num_layers = num_layers
         self.numerics = numerics
         self.pool = pool
-        self.activation = activation
         self._generation = -1
         self._conv = self._delta = torch.empty(0)
 
@@ -62,58 +60,42 @@ class GatedDelta:
             self._generation = self.pool.generation
         return self._conv, self._delta
 
-    def attend(
-        self, layer: int, qkv: Tensor, conv_weight: Tensor, g: Tensor, beta: Tensor, batch: Batch
-    ) -> Tensor:
-        """Convolve and scan qkv [T, conv_dim] (g, beta float32 [T, Hv]); returns float32 [T, Hv, Dv]."""
+    def attend(self, layer: int, inputs: Inputs, weights: Layer, batch: Batch) -> Tensor:
+        """Convolve, scan, norm and gate T rows of projections; returns [T, Hv * Dv] in their dtype."""
         conv, delta = (s[:, layer] for s in self.states())
-        inputs = (qkv, conv_weight, g, beta)
         if batch.is_decode:
-            out = self._decode(conv, delta, inputs, batch.state_ids, batch.fresh)
+            out = delta_decode(inputs, weights, conv, delta, batch.state_ids, batch.fresh)
             self._save_single(conv, delta, batch.segments)
             return out
-        out = torch.zeros(len(qkv), self.spec.num_v_heads, self.spec.v_dim, device=qkv.device)
+        out = torch.zeros_like(inputs.z)
         single = [i for i, s in enumerate(batch.segments) if len(s.token_ids) == 1]
         if single:
-            seqs = torch.tensor(single, device=qkv.device)
-            rows = torch.tensor([batch.query_start[i] for i in single], device=qkv.device)
-            inputs = (qkv[rows], conv_weight, g[rows], beta[rows])
-            out[rows] = self._decode(conv, delta, inputs, batch.state_ids[seqs], batch.fresh[seqs])
+            seqs = torch.tensor(single, device=out.device)
+            rows = torch.tensor([batch.query_start[i] for i in single], device=out.device)
+            some = inputs.rows(rows)
+            out[rows] = delta_decode(some, weights, conv, delta, batch.state_ids[seqs], batch.fresh[seqs])
             self._save_single(conv, delta, batch.segments)
         for i, segment in enumerate(batch.segments):
-            if len(segment.token_ids) == 1:
-                continue
-            part = slice(batch.query_start[i], batch.query_start[i + 1])
-            unit = segment.state_id
-            if segment.start == 0:
-                conv[unit].zero_()
-                delta[unit].zero_()
-            saves = _saves_within(segment)
-            if saves:
-                seen = torch.cat([conv[unit].t(), qkv[part].to(conv.dtype)])
-                for offset, copy in saves:
-                    conv[copy].copy_(seen[offset : offset + conv.shape[-1]].t())
-            mixed = causal_conv(qkv[None, part], conv[unit][None], conv_weight, self.activation)[0]
-            out[part] = self._scan(mixed, g[part], beta[part], delta, segment)
+            if len(segment.token_ids) > 1:
+                part = slice(batch.query_start[i], batch.query_start[i + 1])
+                out[part] = self._mix(inputs.rows(part), weights, conv, delta, segment)
         return out
 
-    def _decode(
-        self,
-        conv: Tensor,
-        delta: Tensor,
-        inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-        state_ids: Tensor,
-        fresh: Tensor,
-    ) -> Tensor:
-        """One token of every sequence: gather the states, step, scatter them back."""
-        qkv, conv_weight, g, beta = inputs
-        conv_in = torch.where(fresh[:, None, None], 0.0, conv.index_select(0, state_ids))
-        delta_in = torch.where(fresh[:, None, None, None], 0.0, delta.index_select(0, state_ids))
-        mixed = causal_conv(qkv[:, None], conv_in, conv_weight, self.activation)[:, 0]
-        out = step(*self._split(mixed), g, beta, delta_in)
-        conv.index_copy_(0, state_ids, conv_in)
-        delta.index_copy_(0, state_ids, delta_in)
-        return out
+    def _mix(self, inputs: Inputs, weights: Layer, conv: Tensor, delta: Tensor, segment: Segment) -> Tensor:
+        """Several tokens of one sequence: [n, Hv * Dv]."""
+        unit, qkv = segment.state_id, inputs.qkv
+        if segment.start == 0:
+            conv[unit].zero_()
+            delta[unit].zero_()
+        saves = _saves_within(segment)
+        if saves:
+            seen = torch.cat([conv[unit].t(), qkv.to(conv.dtype)])
+            for offset, copy in saves:
+                conv[copy].copy_(seen[offset : offset + conv.shape[-1]].t())
+        mixed = causal_conv(qkv[None], conv[unit][None], weights.conv, weights.activation)[0]
+        g, beta = gates(inputs, weights)
+        out = self._scan(mixed, g, beta, delta, segment)
+        return gated_norm(out, inputs, weights)
 
     def _save_single(self, conv: Tensor, delta: Tensor, segments: Sequence[Segment]) -> None:
         """Copy the states of sequences that had one token. A captured decode batch never wants any."""

@@ -57,7 +57,8 @@ class Batch:
     live           bool  [T]      False for padding rows: they route nowhere and write to dummies
     seq_of         int64 [T]      sequence of each row
     query_start    int32 [B+1]    host numpy too: `query_start_host`
-    context_len    int32 [B]      tokens in the KV cache once this batch is written
+    context_len    int32 [B]      tokens in the KV cache once this batch is written, on the host
+    context        int32 [B]      the same on the device
     page_table     int64 [B, P]   page ids, DUMMY_PAGE beyond the end
     state_ids      int64 [B]      recurrent state slots
     fresh          bool  [B]      the sequence starts here: its state begins at zero
@@ -73,6 +74,7 @@ class Batch:
     seq_of: Tensor
     query_start: tuple[int, ...]
     context_len: tuple[int, ...]
+    context: Tensor
     page_table: Tensor
     state_ids: Tensor
     fresh: Tensor
@@ -117,6 +119,7 @@ class BatchBuffers:
         self.live = zeros(max_rows, dtype=torch.bool)
         self.page_table = zeros(max_seqs, max_pages)
         self.state_ids = zeros(max_seqs)
+        self.context = zeros(max_seqs, dtype=torch.int32)
         self.fresh = zeros(max_seqs, dtype=torch.bool)
         self.logit_rows, self.sample_rows = zeros(max_seqs), zeros(max_seqs)
 
@@ -149,7 +152,8 @@ class BatchBuffers:
         self._put(self.logit_rows, starts[1:][wanted] - 1, len(wanted))
         self._put(self.sample_rows, np.array([segments[b].row for b in wanted], np.int64), len(wanted))
         self._take_sampled(segments, starts)
-        context = [s.start + n for s, n in zip(segments, lengths, strict=True)] + [1] * pad
+        context = [s.start + n for s, n in zip(segments, lengths, strict=True)] + [0] * pad
+        self._put(self.context, np.array(context, np.int32), seqs + pad)
         return Batch(
             ids=self.ids[:rows],
             positions=self.positions[:rows],
@@ -157,6 +161,7 @@ class BatchBuffers:
             seq_of=self.seq_of[:rows],
             query_start=tuple(int(n) for n in starts) + tuple(range(total + 1, rows + 1)),
             context_len=tuple(context),
+            context=self.context[: seqs + pad],
             page_table=self.page_table[: seqs + pad, :width],
             state_ids=self.state_ids[: seqs + pad],
             fresh=self.fresh[: seqs + pad],

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from freetoken.kernels.linear import linear, linear_exact
+from freetoken.kernels.linear import linear, linear_add, linear_exact
+from freetoken.kernels.norm_linear import norm_linear
+from freetoken.layers.norm import RMSNorm
 
 
 class Linear:
@@ -30,3 +32,15 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return (linear_exact if self.exact else linear)(x, self.weight, self.bias)
+
+    def after(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """The product of the normed x."""
+        if self.exact:
+            return linear_exact(norm(x), self.weight, self.bias)
+        return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + the product."""
+        if self.exact:
+            return residual + linear_exact(x, self.weight, self.bias)
+        return linear_add(x, self.weight, self.bias, residual)

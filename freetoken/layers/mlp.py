@@ -9,6 +9,7 @@ from torch import Tensor
 
 from freetoken.kernels.activation import activate
 from freetoken.layers.linear import Linear
+from freetoken.layers.norm import RMSNorm
 
 
 class GatedMLP:
@@ -22,8 +23,15 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self.finish(self.gate_up(x), x)
+        return self.finish(self.gate_up(x))
 
-    def finish(self, products: Tensor, x: Tensor) -> Tensor:
+    def add_to(self, h: Tensor, norm: RMSNorm) -> Tensor:
+        """h + the MLP of the normed h, [T, H]."""
+        return self.down.add_to(h, self._middle(self.gate_up.after(norm, h)))
+
+    def finish(self, products: Tensor) -> Tensor:
+        return self.down(self._middle(products))
+
+    def _middle(self, products: Tensor) -> Tensor:
         gate, up = products[:, : self.width], products[:, self.width : 2 * self.width]
-        return self.down((activate(self.activation, gate) * up).to(x.dtype))
+        return (activate(self.activation, gate) * up).to(products.dtype)

@@ -6,35 +6,37 @@ that routes are reduced in one order everywhere (equality rule). Dead rows route
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from freetoken.core.interfaces import Routing
 from freetoken.kernels.activation import sigmoid
-from freetoken.kernels.linear import linear, linear_exact
+from freetoken.kernels.linear import linear_exact
+from freetoken.kernels.router import choose_experts, route
 from freetoken.layers.mlp import GatedMLP
+from freetoken.layers.norm import RMSNorm
 
 
 class Router:
-    """Softmax router in float32: weight [E, H]; `normalise` makes the chosen weights sum to one."""
+    """Norm, then softmax router in float32: weight [E, H]; `normalise` makes the weights sum to one."""
 
-    def __init__(self, weight: Tensor, top_k: int, normalise: bool, *, exact: bool = False) -> None:
+    def __init__(
+        self, norm: RMSNorm, weight: Tensor, top_k: int, normalise: bool, *, exact: bool = False
+    ) -> None:
+        self.norm = norm
         self.weight = weight.float().contiguous()
         self.top_k = top_k
         self.normalise = normalise
         self.exact = exact
 
-    def __call__(self, x: Tensor, live: Tensor) -> Routing:
-        """Route x [T, H]; live bool [T]."""
-        logits = (linear_exact if self.exact else linear)(x.float(), self.weight)
-        probs, order = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True, stable=True)
-        weights = probs[:, : self.top_k]
-        if self.normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
-        ids, at = order[:, : self.top_k].sort(dim=-1)
-        ids = torch.where(live[:, None], ids, -1).to(torch.int32)
-        weights = torch.where(live[:, None], weights.gather(1, at), 0.0)
-        return Routing(ids, weights)
+    def __call__(self, h: Tensor, live: Tensor) -> tuple[Tensor, Routing]:
+        """The normed x [T, H] of h [T, H], and where its rows go; live bool [T]."""
+        if self.exact:
+            x = self.norm(h)
+            logits = linear_exact(x.float(), self.weight)
+            return x, Routing(*choose_experts(logits, self.top_k, self.normalise, live))
+        norm = self.norm
+        x, ids, weights = route(h, norm.weight, norm.eps, self.weight, self.top_k, self.normalise, live)
+        return x, Routing(ids, weights)
 
 
 class SharedExpert:
@@ -50,4 +52,4 @@ class SharedExpert:
         """x [T, H] -> float32 [T, H]."""
         products = self.mlp.gate_up(x)
         share = sigmoid(products[:, -1:])
-        return self.mlp.finish(products, x).float() * share
+        return self.mlp.finish(products).float() * share

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from freetoken.kernels.activation import silu
 from freetoken.kernels.rms_norm import rms_norm
 
 
@@ -17,11 +16,3 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
-
-
-class GatedNorm(RMSNorm):
-    """Norm, then a factor of silu(gate)."""
-
-    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x float32 [.., D], gate [.., D] -> float32 [.., D]."""
-        return rms_norm(x, self.weight, self.eps) * silu(gate)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from freetoken.core.model_config import AttentionSpec
-from freetoken.kernels.rope import rotate
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
@@ -91,6 +90,6 @@ class Rope:
         self.cos = (angles.cos() * scale).to(device)
         self.sin = (angles.sin() * scale).to(device)
 
-    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [T, N, D] to positions int64 [T]."""
-        return rotate(x, self.cos[positions], self.sin[positions])
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.cos, self.sin

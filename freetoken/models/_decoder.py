@@ -79,9 +79,7 @@ class Decoder(Model):
             self._rope = Rope(config.attention, config.max_position, place)
             self._kv = full.FullAttention(config.attention, count, self.numerics, pools["kv"])
         if config.delta and (count := config.num_mixers(gated_delta.KIND)):
-            self._state = gated_delta.GatedDelta(
-                config.delta, count, self.numerics, pools["state"], config.activation
-            )
+            self._state = gated_delta.GatedDelta(config.delta, count, self.numerics, pools["state"])
 
     def _add_layer(self, layer: int, read: LayerReader) -> None:
         config, moe, index = self.config, self.config.moe, self.config.mixer_index(layer)
@@ -98,7 +96,7 @@ class Decoder(Model):
             self._mlps.append(self._mlp(read, "mlp."))
             return
         gate = read("mlp.gate.weight", torch.float32)
-        self._routers.append(Router(gate, moe.top_k, moe.norm_topk, exact=read.exact))
+        self._routers.append(Router(after, gate, moe.top_k, moe.norm_topk, exact=read.exact))
         shared = SharedExpert(self._mlp(read, "mlp.shared_expert.", gated=True)) if moe.shared_size else None
         self._mlps.append(shared)
 
@@ -113,7 +111,7 @@ class Decoder(Model):
         return self._embedding(batch.ids)
 
     def mix(self, layer: int, h: Tensor, batch: Batch) -> Tensor:
-        out = h + self._mixers[layer](self._norms[layer][0](h), batch)
+        out = self._mixers[layer](h, self._norms[layer][0], batch)
         rows = batch.num_live
         lengths = [len(s.token_ids) for s in batch.segments]
         seen = sum(n * c for n, c in zip(lengths, batch.context_len, strict=False)) // max(rows, 1)
@@ -123,8 +121,7 @@ class Decoder(Model):
     def route(self, layer: int, h: Tensor, batch: Batch) -> tuple[Tensor, Routing]:
         router = self._routers[layer]
         assert router is not None
-        x = self._norms[layer][1](h)
-        return x, router(x, batch.live)
+        return router(h, batch.live)
 
     def combine(self, layer: int, h: Tensor, x: Tensor, routed: Tensor) -> Tensor:
         shared = self._mlps[layer]
@@ -137,8 +134,8 @@ class Decoder(Model):
         mlp = self._mlps[layer]
         assert isinstance(mlp, GatedMLP)
         self._device.charge(*cost.dense_mlp(self.config, h.shape[0]))
-        return h + mlp(self._norms[layer][1](h))
+        return mlp.add_to(h, self._norms[layer][1])
 
     def head(self, h: Tensor, rows: Tensor) -> Tensor:
         self._device.charge(*cost.head(self.config, rows.shape[0]))
-        return self._head(self._final_norm(h[rows])).float()
+        return self._head.after(self._final_norm, h[rows]).float()

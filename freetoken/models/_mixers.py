@@ -1,6 +1,6 @@
 """Token mixers of the Qwen families: projections, norms and rotation round an attention kind.
 
-A mixer takes the normed hidden state [T, H] and returns its contribution [T, H]; what lasts between
+A mixer takes the hidden state [T, H] and its norm and returns the hidden state after it; what lasts between
 steps belongs to the attention kind. `layer` counts layers of the same kind.
 """
 
@@ -13,9 +13,11 @@ from freetoken.attention.full import FullAttention
 from freetoken.attention.gated_delta import GatedDelta
 from freetoken.core.batch import Batch
 from freetoken.core.model_config import ModelConfig
-from freetoken.kernels.activation import sigmoid, softplus
+from freetoken.kernels.activation import sigmoid
+from freetoken.kernels.delta_decode import Inputs, Layer
+from freetoken.kernels.rope_store import Heads
 from freetoken.layers.linear import Linear
-from freetoken.layers.norm import GatedNorm, RMSNorm
+from freetoken.layers.norm import RMSNorm
 from freetoken.layers.rope import Rope
 from freetoken.models._tensors import LayerReader
 
@@ -42,28 +44,23 @@ class AttentionMixer:
         self.qkv = Linear.join([read(name + ".weight") for name in names], biases, exact=read.exact)
         out_bias = read("self_attn.o_proj.bias") if spec.bias else None
         self.out = Linear(read("self_attn.o_proj.weight"), out_bias, exact=read.exact)
-        self.q_norm = self.k_norm = None
+        self.norms: tuple[Tensor, Tensor, float] | None = None
         if spec.qk_norm:
-            self.q_norm = RMSNorm(read("self_attn.q_norm.weight"), config.norm_eps, norm_offset)
-            self.k_norm = RMSNorm(read("self_attn.k_norm.weight"), config.norm_eps, norm_offset)
-        self.spec, self.layer, self.storage, self.rope = spec, layer, storage, rope
+            norms = [RMSNorm(read(f"self_attn.{x}_norm.weight"), config.norm_eps, norm_offset) for x in "qk"]
+            self.norms = (norms[0].weight, norms[1].weight, config.norm_eps)
+        self.heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.gated)
+        self.layer, self.storage, self.rope = layer, storage, rope
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        spec, kv_size = self.spec, self.spec.num_kv_heads * self.spec.head_dim
-        query, key, value = self.qkv(x).split([self.qkv.weight.shape[0] - 2 * kv_size, kv_size, kv_size], -1)
-        query = query.unflatten(-1, (spec.num_heads, -1))
-        gate = query[..., spec.head_dim :]
-        query = query[..., : spec.head_dim]
-        key = key.unflatten(-1, (spec.num_kv_heads, spec.head_dim))
-        value = value.unflatten(-1, (spec.num_kv_heads, spec.head_dim))
-        if self.q_norm and self.k_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.rope(query, batch.positions), self.rope(key, batch.positions)
-        mixed = self.storage.attend(self.layer, query, key, value, batch)
-        if spec.gated:
-            share = sigmoid(gate)
-            mixed = (mixed.float() * share).to(x.dtype)
-        return self.out(mixed.flatten(1))
+    def __call__(self, h: Tensor, norm: RMSNorm, batch: Batch) -> Tensor:
+        """h + attention of the normed h."""
+        qkv = self.qkv.after(norm, h)
+        query = self.storage.store(self.layer, qkv, self.heads, self.norms, self.rope.tables, batch)
+        mixed = self.storage.attend(self.layer, query, batch)
+        if self.heads.gated:
+            width = 2 * self.heads.num * self.heads.dim
+            gate = qkv[:, :width].unflatten(-1, (self.heads.num, -1))[..., self.heads.dim :]
+            mixed = (mixed.float() * sigmoid(gate)).to(h.dtype)
+        return self.out.add_to(h, mixed.flatten(1))
 
 
 class DeltaMixer:
@@ -76,17 +73,19 @@ class DeltaMixer:
         weights = [read(f"linear_attn.in_proj_{name}.weight") for name in names]
         self.sizes = [len(w) for w in weights]
         self.inputs = Linear.join(weights, exact=read.exact)
-        self.conv = read("linear_attn.conv1d.weight", torch.float32).squeeze(1).t().contiguous()
-        self.decay = -read("linear_attn.A_log", torch.float32).exp()
-        self.dt_bias = read("linear_attn.dt_bias", torch.float32)
-        self.norm = GatedNorm(read("linear_attn.norm.weight"), config.norm_eps)
+        self.weights = Layer(
+            conv=read("linear_attn.conv1d.weight", torch.float32).squeeze(1).t().contiguous(),
+            decay=-read("linear_attn.A_log", torch.float32).exp(),
+            dt_bias=read("linear_attn.dt_bias", torch.float32),
+            norm=read("linear_attn.norm.weight", torch.float32),
+            eps=config.norm_eps,
+            activation=config.activation,
+            heads=(spec.num_k_heads, spec.k_dim, spec.num_v_heads, spec.v_dim),
+        )
         self.out = Linear(read("linear_attn.out_proj.weight"), exact=read.exact)
-        self.spec, self.layer, self.storage = spec, layer, storage
+        self.layer, self.storage = layer, storage
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        qkv, z, b, a = self.inputs(x).split(self.sizes, dim=-1)
-        beta = sigmoid(b)
-        g = self.decay * softplus(a.float() + self.dt_bias)
-        mixed = self.storage.attend(self.layer, qkv, self.conv, g, beta, batch)
-        gate = z.unflatten(-1, (self.spec.num_v_heads, self.spec.v_dim))
-        return self.out(self.norm.gated(mixed, gate).to(x.dtype).flatten(1))
+    def __call__(self, h: Tensor, norm: RMSNorm, batch: Batch) -> Tensor:
+        """h + the mixed values of the normed h."""
+        inputs = Inputs(*self.inputs.after(norm, h).split(self.sizes, dim=-1))
+        return self.out.add_to(h, self.storage.attend(self.layer, inputs, self.weights, batch))

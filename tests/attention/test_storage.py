@@ -12,6 +12,8 @@ from freetoken.core.batch import Batch, BatchBuffers, Segment
 from freetoken.core.interfaces import Numerics, Pool
 from freetoken.core.model_config import AttentionSpec, DeltaSpec
 from freetoken.devices.cpu import CpuDevice
+from freetoken.kernels.delta_decode import Inputs, Layer
+from freetoken.kernels.rope_store import Heads
 
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rotary_dim=8, rope_theta=1e4)
 DELTA = DeltaSpec(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=8, conv_kernel=4)
@@ -37,13 +39,36 @@ def segment(count: int, start: int, pages: list[int], state: int = 1, **more: ob
     return Segment(np.zeros(count, np.int32), start, pages, state, 0, **more)
 
 
+def attend(storage: full.FullAttention, layer: int, qkv: tuple[Tensor, ...], made: Batch) -> Tensor:
+    """Store k and v without norm or rotation, then attend."""
+    angles = (torch.ones(16, 4), torch.zeros(16, 4))
+    joined = torch.cat([part.flatten(1) for part in qkv], 1)
+    return storage.attend(layer, storage.store(layer, joined, Heads(4, 2, 8), None, angles, made), made)
+
+
+def delta_inputs(count: int, dtype: torch.dtype = torch.float32) -> Inputs:
+    shapes = ((DELTA.conv_dim, 0), (16, 1), (2, 2), (2, 3))
+    return Inputs(*(rand(count, size, seed=seed).to(dtype) for size, seed in shapes))
+
+
+WEIGHTS = Layer(
+    conv=rand(4, DELTA.conv_dim),
+    decay=-rand(2).abs(),
+    dt_bias=rand(2, seed=1),
+    norm=torch.ones(8),
+    eps=1e-6,
+    activation="silu",
+    heads=(1, 8, 2, 8),
+)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_keys_and_values_lie_where_the_layout_says(dtype: torch.dtype) -> None:
     spec = full.state_spec(ATTENTION, 3, 4, dtype)
     storage = full.FullAttention(ATTENTION, 3, Numerics(dtype), pool(spec.unit_bytes))
     assert storage.page_size == 4
     q, k, v = (rand(6, n, 8, seed=i).to(dtype) for i, n in enumerate((4, 2, 2)))
-    storage.attend(1, q, k, v, batch(segment(6, 0, [5, 2])))
+    attend(storage, 1, (q, k, v), batch(segment(6, 0, [5, 2])))
     raw = storage.pool.view().view(dtype).view(8, 3, 2, 4, 2, 8)
     assert torch.equal(raw[5, 1, 0], k[:4]) and torch.equal(raw[5, 1, 1], v[:4])
     assert torch.equal(raw[2, 1, 0, :2], k[4:]) and torch.equal(raw[2, 1, 1, :2], v[4:])
@@ -58,7 +83,7 @@ def test_dead_rows_write_to_the_dummy_page_only_and_read_zeros() -> None:
     spec = full.state_spec(ATTENTION, 1, 4, torch.float32)
     storage = full.FullAttention(ATTENTION, 1, Numerics(torch.float32), pool(spec.unit_bytes))
     q, k, v = rand(4, 4, 8), rand(4, 2, 8), rand(4, 2, 8, seed=1)
-    out = storage.attend(0, q, k, v, batch(segment(1, 0, [3]), bucket=4))
+    out = attend(storage, 0, (q, k, v), batch(segment(1, 0, [3]), bucket=4))
     assert torch.allclose(out[0], v[0].repeat_interleave(2, 0)) and not out[1:].any()
     written = (~torch.isnan(storage.pages())).flatten(1).any(1)
     assert written.nonzero().flatten().tolist() == [0, 3]
@@ -72,15 +97,10 @@ def test_states_are_aligned_and_start_from_zero_whatever_the_unit_holds(dtype: t
     conv, delta = storage.states()
     assert conv.shape == (8, 3, DELTA.conv_dim, 3) and delta.shape == (8, 3, 2, 8, 8)
     assert (delta.data_ptr() - storage.pool.view().data_ptr()) % 256 == 0
-    inputs = (
-        rand(5, DELTA.conv_dim).to(dtype),
-        rand(4, DELTA.conv_dim),
-        -rand(5, 2).abs(),
-        rand(5, 2).sigmoid(),
-    )
-    out = storage.attend(1, *inputs, batch(segment(5, 0, [1], state=6)))
+    inputs = delta_inputs(5, dtype)
+    out = storage.attend(1, inputs, WEIGHTS, batch(segment(5, 0, [1], state=6)))
     assert torch.isfinite(out).all()
-    assert torch.equal(conv[6, 1], inputs[0][2:].t()) and torch.isfinite(delta[6, 1]).all()
+    assert torch.equal(conv[6, 1], inputs.qkv[2:].t()) and torch.isfinite(delta[6, 1]).all()
     others = [unit for unit in range(8) if unit != 6]
     assert torch.isnan(delta[others]).all() and torch.isnan(delta[6, [0, 2]]).all()
 
@@ -88,8 +108,7 @@ def test_states_are_aligned_and_start_from_zero_whatever_the_unit_holds(dtype: t
 def test_dead_rows_touch_the_dummy_state_only() -> None:
     spec = gated_delta.state_spec(DELTA, 1, torch.float32)
     storage = gated_delta.GatedDelta(DELTA, 1, Numerics(torch.float32), pool(spec.unit_bytes))
-    inputs = (rand(4, DELTA.conv_dim), rand(4, DELTA.conv_dim), -rand(4, 2).abs(), rand(4, 2).sigmoid())
-    storage.attend(0, *inputs, batch(segment(1, 0, [1], state=3), bucket=4))
+    storage.attend(0, delta_inputs(4), WEIGHTS, batch(segment(1, 0, [1], state=3), bucket=4))
     conv, delta = storage.states()
     written = (~torch.isnan(delta)).flatten(1).any(1).nonzero().flatten().tolist()
     assert written == [0, 3] and not torch.isnan(conv[3]).any()
@@ -97,14 +116,15 @@ def test_dead_rows_touch_the_dummy_state_only() -> None:
 
 def test_anchors_cut_the_scan_but_not_the_answer() -> None:
     spec = gated_delta.state_spec(DELTA, 1, torch.float32)
-    inputs = (rand(100, DELTA.conv_dim), rand(4, DELTA.conv_dim), -rand(100, 2).abs(), rand(100, 2).sigmoid())
+    inputs = delta_inputs(100)
     outs, states = [], []
     for anchors in ((), (0, 1, 33, 99, 100, 500)):
         storage = gated_delta.GatedDelta(DELTA, 1, Numerics(torch.float32), pool(spec.unit_bytes))
         outs.append(
             storage.attend(
                 0,
-                *inputs,
+                inputs,
+                WEIGHTS,
                 batch(segment(60, 0, [1] * 15, anchors=anchors), segment(40, 0, [2] * 10, state=2)),
             )
         )
@@ -128,15 +148,12 @@ def test_a_copy_left_on_the_way_is_the_state_of_a_run_that_ends_there(
 ) -> None:
     """Also where the convolution still looks back before the segment, and for a run of one token."""
     start, length = 2, max(positions)
-    inputs = [rand(length, DELTA.conv_dim), rand(DELTA.conv_kernel, DELTA.conv_dim)]
-    inputs += [-rand(length, 2).abs(), rand(length, 2).abs()]
+    inputs = delta_inputs(length)
 
     def run(storage: gated_delta.GatedDelta, begin: int, end: int, state: int, **more: object) -> None:
-        rows = slice(begin, end)
-        qkv, weight, g, beta = inputs
         made = batch(segment(end - begin, begin, [1], state, **more))
         for layer in range(2):
-            storage.attend(layer, qkv[rows], weight, g[rows], beta[rows], made)
+            storage.attend(layer, inputs.rows(slice(begin, end)), WEIGHTS, made)
 
     def storage() -> gated_delta.GatedDelta:
         spec = gated_delta.state_spec(DELTA, 2, torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor
 from freetoken.core import choices
 from freetoken.kernels import activation
 from freetoken.kernels._choose import choose
-from freetoken.kernels.attention import attend, attend_exact
+from freetoken.kernels.attention import attend, attend_decode, attend_exact
 from freetoken.kernels.causal_conv import causal_conv
 from freetoken.kernels.expert_mlp import expert_mlp, sum_tiles
 from freetoken.kernels.gated_delta import chunked, step
@@ -216,5 +216,32 @@ def test_attention_follows_its_definition(rows: int, length: int, kv_heads: int,
     spoiled = pages.clone()  # bytes beyond `length` must not matter
     if length % 8:
         spoiled[-1, :, length % 8 :] = float("nan")
-    close(attend(q, spoiled, length, 0.3, window), want)
-    close(attend_exact(q, spoiled, length, 0.3, window), want)
+    table = torch.arange(len(pages))
+    close(attend(q, spoiled, table, length, 0.3, window), want)
+    close(attend_exact(q, spoiled, table, length, 0.3, window), want)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_sink_takes_its_share_of_the_softmax_and_gives_nothing(window: int | None) -> None:
+    pages, q, sinks = rand(3, 2, 8, 2, 16), rand(5, 4, 16), rand(4)
+    plain = attention_by_definition(q, pages, 20, 0.3, window)
+    keys, want = pages[:, 0].flatten(0, 1)[:20].double(), plain.clone()
+    for row in range(5):
+        low = max(0, 16 + row - window) if window else 0
+        for head in range(4):
+            scores = keys[low : 16 + row, head // 2] @ q[row, head].double() * 0.3
+            total = scores.exp().sum()
+            want[row, head] *= total / (total + sinks[head].double().exp())
+    table = torch.arange(3)
+    close(attend(q, pages, table, 20, 0.3, window, sinks), want)
+    close(attend_exact(q, pages, table, 20, 0.3, window, sinks), want)
+
+
+def test_single_tokens_of_many_sequences_read_their_own_pages() -> None:
+    pages, q = rand(9, 2, 4, 2, 16), rand(3, 4, 16)
+    table = torch.tensor([[3, 1, 0, 0], [0, 0, 0, 0], [8, 2, 5, 7]])
+    out = attend_decode(q, pages, table, torch.tensor([6, 0, 13], dtype=torch.int32), 0.3)
+    for row, length in ((0, 6), (2, 13)):
+        own = pages[table[row, : -(-length // 4)]]
+        close(out[row : row + 1], attention_by_definition(q[row : row + 1], own, length, 0.3, None))
+    assert not out[1].any()

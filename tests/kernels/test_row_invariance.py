@@ -61,11 +61,11 @@ def test_expert_rows_in_exact_mode(hidden: int, width: int) -> None:
 def test_attention_rows(heads: int, kv_heads: int, dim: int, page_size: int) -> None:
     length = 3 * page_size + 2
     pages, q = rand(4, 2, page_size, kv_heads, dim), rand(length, heads, dim)
-    whole = attend_exact(q, pages, length, 0.3)
+    whole = attend_exact(q, pages, torch.arange(4), length, 0.3)
     for end in (1, page_size - 1, page_size, page_size + 1, length):
-        pages_used = pages[: -(-end // page_size)]
-        assert torch.equal(attend_exact(q[end - 1 : end], pages_used, end, 0.3)[0], whole[end - 1])
-        assert torch.equal(attend_exact(q[:end], pages_used, end, 0.3), whole[:end])
+        used = torch.arange(-(-end // page_size))
+        assert torch.equal(attend_exact(q[end - 1 : end], pages, used, end, 0.3)[0], whole[end - 1])
+        assert torch.equal(attend_exact(q[:end], pages, used, end, 0.3), whole[:end])
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (4, 16), (4, 64), (8, 128)])

@@ -1,12 +1,18 @@
-"""Causal softmax attention of one sequence's new tokens over keys and values in pages.
+"""Causal softmax attention over keys and values in pages.
 
-    attend(q, pages, length, scale, window)         normal
-    attend_exact(q, pages, length, scale, window)   float32, a row's result depends on its own past alone
-        q        [n, N, D]                   the sequence's last n tokens
-        pages    [p, 2, page_size, Nkv, D]   its pages in order: keys, values; p * page_size >= length
-        length   int                         tokens in the pages, the n new ones included
-        window   int or None                 how many last keys a token sees, itself included
+    attend(q, pages, table, length, scale, window, sinks)   new tokens of one sequence
+    attend_exact(the same)                                  float32, a row depends on its own past alone
+        q        [n, N, D]                     the sequence's last n tokens
+        pages    [P, 2, page_size, Nkv, D]     one layer's view: keys, values
+        table    int64 [p]                     its pages in order; p * page_size >= length
+        length   int                           tokens in the pages, the n new ones included
+        window   int or None                   how many last keys a token sees, itself included
+        sinks    float32 [N] or None           a logit per head in the softmax, without a value
         Returns  [n, N, D] in q's dtype
+    attend_decode(q, pages, page_table, context, scale, window, sinks)    one token of B sequences
+        q        [B, N, D]
+        page_table int64 [B, W], context int32 [B] (tokens of each, the new one included; on q's device)
+        Returns  [B, N, D]; a sequence of context 0 gives zeros
 
 Query head h reads key head h // (N / Nkv). Bytes of the pages beyond `length` may be anything.
 """
@@ -21,11 +27,43 @@ from freetoken.kernels.attention import reference
 MAKERS = (reference,)
 
 
-def attend(q: Tensor, pages: Tensor, length: int, scale: float, window: int | None = None) -> Tensor:
-    out: Tensor = choose(MAKERS, q.device.type).attend(q, pages, length, scale, window)
+def attend(
+    q: Tensor,
+    pages: Tensor,
+    table: Tensor,
+    length: int,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    maker = choose(MAKERS, q.device.type)
+    out: Tensor = maker.attend(q, pages, table, length, scale, window, sinks)
     return out
 
 
-def attend_exact(q: Tensor, pages: Tensor, length: int, scale: float, window: int | None = None) -> Tensor:
-    out: Tensor = choose(MAKERS, q.device.type).attend_exact(q, pages, length, scale, window)
+def attend_exact(
+    q: Tensor,
+    pages: Tensor,
+    table: Tensor,
+    length: int,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    maker = choose(MAKERS, q.device.type)
+    out: Tensor = maker.attend_exact(q, pages, table, length, scale, window, sinks)
+    return out
+
+
+def attend_decode(
+    q: Tensor,
+    pages: Tensor,
+    page_table: Tensor,
+    context: Tensor,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    maker = choose(MAKERS, q.device.type)
+    out: Tensor = maker.attend_decode(q, pages, page_table, context, scale, window, sinks)
     return out

@@ -2,6 +2,7 @@
 
     linear(x, weight, bias)         x [.., K], weight [N, K], bias [N] -> [.., N] in x's dtype; sums at
                                     least in float32, one rounding
+    linear_add(x, weight, bias, residual)   residual [.., N] + the same, both rounded
     linear_exact(x, weight, bias)   x [R, K] -> float32 [R, N]; a row's result depends on that row alone
 
 Neither mutates nor syncs.
@@ -24,4 +25,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out: Tensor = choose(MAKERS, x.device.type).linear_exact(x, weight, bias)
+    return out
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    out: Tensor = choose(MAKERS, x.device.type).linear_add(x, weight, bias, residual)
     return out

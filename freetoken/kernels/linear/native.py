@@ -47,5 +47,9 @@ def _call(lib: Library, x: Tensor, weight: Tensor, bias: Tensor | None, rows: in
     return y
 
 
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    return residual + linear(x, weight, bias)
+
+
 def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return reference.linear_exact(x, weight, bias)

@@ -19,6 +19,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    return residual + F.linear(x, weight, bias)
+
+
 def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     weight_t = weight.float().t()
     out = torch.empty(0, weight.shape[0], device=x.device)
