@@ -25,6 +25,7 @@ from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
 from freetoken.core.machine import Machine
 from freetoken.core.model_config import ModelConfig
+from freetoken.core.weights import Biases as Biases
 from freetoken.core.weights import CodedMatrix as CodedMatrix
 from freetoken.core.weights import ExpertSink as ExpertSink
 from freetoken.core.weights import WeightFormat as WeightFormat

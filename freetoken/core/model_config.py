@@ -48,15 +48,33 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True)
+class Activation:
+    """act(g) * u of a gated MLP, by the name that a config gives.
+
+    SiLU may be clamped and shifted: g' sigmoid(alpha g') (u' + up_offset) with g' = min(g, limit) and
+    u' = clamp(u, -limit, limit). The other names ignore these three.
+    """
+
+    name: str = "silu"
+    alpha: float = 1.0
+    limit: float = math.inf
+    up_offset: float = 0.0
+
+
+@dataclass(frozen=True)
 class MoESpec:
-    """Routed experts of one MoE layer. `shared_size` 0 means no shared expert."""
+    """Routed experts of one MoE layer. `shared_size` 0 means no shared expert.
+
+    bias    gate, up and down of every expert have one
+    """
 
     num_experts: int
     top_k: int
     expert_size: int
     norm_topk: bool = True
     shared_size: int = 0
-    activation: str = "silu"
+    activation: Activation = Activation()
+    bias: bool = False
 
 
 @dataclass(frozen=True)

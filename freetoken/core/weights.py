@@ -16,6 +16,8 @@ from torch import Tensor
 
 CodedMatrix = Mapping[str, Tensor]
 """A matrix in a format's own codes: `codes` uint8 [rows, K], and by name whatever scales them."""
+Biases = tuple[Tensor, Tensor, Tensor]
+"""An expert's biases of gate [I], up [I] and down [H]."""
 
 
 class WeightSource(abc.ABC):
@@ -94,15 +96,21 @@ class ExpertSink(abc.ABC):
     """Receives experts in any order; the bank implements it."""
 
     @abc.abstractmethod
-    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
-        """gate, up [I, H] and down [H, I] as stored, 16-bit or float32."""
+    def put(
+        self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor, biases: Biases | None = None
+    ) -> None:
+        """gate, up [I, H] and down [H, I] as stored, 16-bit or float32; biases likewise."""
 
     def codes(self, layer: int) -> str:
         """The format whose codes `put_coded` takes for this layer; empty: none, plain numbers only."""
         return ""
 
     def put_coded(
-        self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
+        self,
+        layer: int,
+        expert: int,
+        matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix],
+        biases: Biases | None = None,
     ) -> None:
         """gate, up [I, H] and down [H, I] in the codes of `codes(layer)`."""
         raise NotImplementedError("this sink takes plain numbers")

@@ -24,6 +24,7 @@ from freetoken.core import choices, cost
 from freetoken.core.errors import CapacityError, ConfigError, WeightsError
 from freetoken.core.host_memory import host_memory
 from freetoken.core.interfaces import (
+    Biases,
     CodedMatrix,
     Device,
     ExpertBackend,
@@ -331,17 +332,29 @@ class _Counting(ExpertSink):
     def __init__(self, sink: ExpertSink, total: int, progress: Progress) -> None:
         self._sink, self._total, self._progress, self._done = sink, max(total, 1), progress, 0
 
-    def put(self, layer: int, expert: int, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
-        self._sink.put(layer, expert, gate, up, down)
+    def put(
+        self,
+        layer: int,
+        expert: int,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        biases: Biases | None = None,
+    ) -> None:
+        self._sink.put(layer, expert, gate, up, down, biases)
         self._count()
 
     def codes(self, layer: int) -> str:
         return self._sink.codes(layer)
 
     def put_coded(
-        self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
+        self,
+        layer: int,
+        expert: int,
+        matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix],
+        biases: Biases | None = None,
     ) -> None:
-        self._sink.put_coded(layer, expert, matrices)
+        self._sink.put_coded(layer, expert, matrices, biases)
         self._count()
 
     def _count(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.interfaces import CodedMatrix, ExpertSink, WeightFormat
+from freetoken.core.interfaces import Biases, CodedMatrix, ExpertSink, WeightFormat
 from freetoken.core.model_config import ModelConfig
 from freetoken.experts.record import RECORD_ALIGN, RecordLayout, layout
 from freetoken.native.library import library
@@ -67,10 +67,13 @@ class ExpertBank(ExpertSink):
         """uint8 [record_bytes], a view."""
         return self._layers[expert_id // self.num_experts][expert_id % self.num_experts]
 
-    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
+    def put(
+        self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor, biases: Biases | None = None
+    ) -> None:
         """Code one expert's matrices into its record: gate, up [I, H] and down [H, I]."""
         one, fmt = self.layouts[layer], self.formats[layer]
         self._check_shapes(layer, expert, gate, up, down)
+        self._put_biases(layer, expert, biases)
         record, down_t = self._layers[layer][expert], down.t()
         for tile in range(one.num_tiles):
             a = one.tiles_offset + tile * one.tile_bytes
@@ -82,12 +85,17 @@ class ExpertBank(ExpertSink):
         return self.formats[layer].name
 
     def put_coded(
-        self, layer: int, expert: int, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix]
+        self,
+        layer: int,
+        expert: int,
+        matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix],
+        biases: Biases | None = None,
     ) -> None:
         """Lay out an expert that the checkpoint has in the layer's own codes: gate, up and down."""
         one, fmt = self.layouts[layer], self.formats[layer]
         codes = [m["codes"] for m in matrices]
         self._check_shapes(layer, expert, *codes)
+        self._put_biases(layer, expert, biases)
         record = self._layers[layer][expert]
         for tile in range(one.num_tiles):
             a = one.tiles_offset + tile * one.tile_bytes
@@ -102,17 +110,43 @@ class ExpertBank(ExpertSink):
         """CRC-32 of a record, to compare a copy with its source."""
         return zlib.crc32(self.record(expert_id).numpy().data)
 
+    def _put_biases(self, layer: int, expert: int, biases: Biases | None) -> None:
+        """Write float32 [I], [I] and [H] where the layout has room for them; absent ones stay zero."""
+        one = self.layouts[layer]
+        if biases is None:
+            return
+        gate, up, down = (b.float() for b in biases)
+        wide, tall = (one.expert_size,), (one.hidden,) if one.biased else (0,)
+        _check(
+            layer,
+            expert,
+            ("bias of gate", gate, wide),
+            ("bias of up", up, wide),
+            ("bias of down", down, tall),
+        )
+        record = self._layers[layer][expert]
+        record[: 4 * one.hidden].view(torch.float32).copy_(down)
+        tiles = record[one.tiles_offset : one.used_bytes].view(one.num_tiles, one.tile_bytes)
+        room = tiles[:, one.bias_offset : one.bias_offset + 8 * one.tile_width].view(torch.float32)
+        room.unflatten(1, (2, -1)).copy_(
+            torch.stack([gate, up]).unflatten(1, (one.num_tiles, -1)).transpose(0, 1)
+        )
+
     def _check_shapes(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
         one = self.layouts[layer]
         wide, tall = (one.expert_size, one.hidden), (one.hidden, one.expert_size)
-        for name, tensor, shape in (("gate", gate, wide), ("up", up, wide), ("down", down, tall)):
-            if tuple(tensor.shape) != shape:
-                raise WeightsError(
-                    f"{name} of expert {expert} in MoE layer {layer} is {list(tensor.shape)}, "
-                    f"expected {list(shape)}.",
-                    code="invalid_tensor_shape",
-                    hint="Check that config.json belongs to these weights.",
-                )
+        _check(layer, expert, ("gate", gate, wide), ("up", up, wide), ("down", down, tall))
+
+
+def _check(layer: int, expert: int, *parts: tuple[str, Tensor, tuple[int, ...]]) -> None:
+    for name, tensor, shape in parts:
+        if tuple(tensor.shape) != shape:
+            raise WeightsError(
+                f"{name} of expert {expert} in MoE layer {layer} is {list(tensor.shape)}, "
+                f"expected {list(shape)}.",
+                code="invalid_tensor_shape",
+                hint="Check that config.json belongs to these weights.",
+            )
 
 
 def _aligned(num_bytes: int, phantom: bool) -> Tensor:
@@ -138,5 +172,5 @@ def create(
     hidden, size = config.hidden_size, config.moe.expert_size
     if isinstance(formats, WeightFormat):
         formats = [formats] * config.num_moe_layers
-    layouts = [layout(hidden, size, fmt, width) for fmt in formats]
+    layouts = [layout(hidden, size, fmt, width, biased=config.moe.bias) for fmt in formats]
     return ExpertBank(layouts, formats, config.moe.num_experts, phantom=phantom)

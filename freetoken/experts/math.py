@@ -14,6 +14,7 @@ from torch import Tensor
 
 from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import Numerics
+from freetoken.core.model_config import Activation
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.record import RecordLayout
 from freetoken.experts.rows import Group, Ints, RowPlan, accumulate_routes, reduce_routes
@@ -83,10 +84,10 @@ class ExpertMath(abc.ABC):
 class TileMath(ExpertMath):
     """Real arithmetic over records of a bank's layouts."""
 
-    def __init__(self, bank: ExpertBank, activation: str, numerics: Numerics) -> None:
-        if activation not in NAMES:
+    def __init__(self, bank: ExpertBank, activation: Activation, numerics: Numerics) -> None:
+        if activation.name not in NAMES:
             raise ConfigError(
-                f"Experts with activation {activation!r} are not known; there are {', '.join(NAMES)}.",
+                f"Experts with activation {activation.name!r} are not known; there are {', '.join(NAMES)}.",
                 code="unknown_activation",
                 hint="Choose a checkpoint with one of these.",
             )
@@ -110,6 +111,9 @@ class TileMath(ExpertMath):
         tiles = records[:, start : start + t * one.tile_bytes].unflatten(1, (t, one.tile_bytes))
         coded = self._bank.formats[layer].tile_weights(tiles[..., : one.code_bytes], w, h)
         parts = [p.float() for p in coded]
+        if one.biased:
+            biases = tiles[..., one.bias_offset : one.bias_offset + 8 * w].view(torch.float32)
+            parts.append(biases.unflatten(-1, (2, w)))
         rows = torch.index_select(x, 0, group.rows.flatten()).view(n * blocks, b, h)
         out = torch.empty((n * blocks, t, b, h))
         owner = torch.arange(n * blocks) // blocks
@@ -117,10 +121,17 @@ class TileMath(ExpertMath):
         for i in range(0, n * blocks, step):
             some = rows[i : i + step]
             weights = parts if step >= n == n * blocks else [p[owner[i : i + step]] for p in parts]
-            gate, up, down_t = (p.reshape(-1, w, h) for p in weights)
+            flat = [p.flatten(0, 1) for p in weights]
             each = some.unsqueeze(1).expand(-1, t, -1, -1).reshape(-1, b, h)
-            out[i : i + step] = expert_mlp(each, gate, up, down_t, self._activation).view(-1, t, b, h)
-        return out.view(n, blocks, t, b, h).permute(2, 0, 1, 3, 4).reshape(t, n, m, h)
+            out[i : i + step] = self._mlp(each, flat).view(-1, t, b, h)
+        out = out.view(n, blocks, t, b, h)
+        if one.biased and first == 0:
+            out[:, :, 0] += records[:, : 4 * h].view(torch.float32)[:, None, None]
+        return out.permute(2, 0, 1, 3, 4).reshape(t, n, m, h)
+
+    def _mlp(self, x: Tensor, parts: list[Tensor]) -> Tensor:
+        """parts: gate, up, down_t [n, w, H] and perhaps biases [n, 2, w]."""
+        return expert_mlp(x, parts[0], parts[1], parts[2], self._activation, *parts[3:])
 
     def add(self, z: Tensor, group: Group, places: Ints | None, partials: Tensor, first: int) -> None:
         slab = group.slab(z)

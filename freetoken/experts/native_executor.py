@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from freetoken.core.errors import DeviceError
+from freetoken.core.model_config import Activation
 from freetoken.experts.abi import OK, POISONED, IoBlock
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.setup import ExpertSetup
@@ -35,19 +36,21 @@ def native_layers(setup: ExpertSetup) -> list[Layer]:
     if lib is None or not setup.native or simulated or setup.numerics.exact or setup.math is not None:
         return []
     assert setup.config.moe is not None
-    kind = _ACTIVATIONS.get(setup.config.moe.activation, -1)
-    layers = [describe(setup.bank, layer, kind) for layer in range(setup.bank.num_layers)]
-    return [one for one in layers if one is not None] if kind >= 0 and all(layers) else []
+    act = setup.config.moe.activation
+    layers = [describe(setup.bank, layer, act) for layer in range(setup.bank.num_layers)]
+    return [one for one in layers if one is not None] if all(layers) else []
 
 
-def describe(bank: ExpertBank, layer: int, activation: int = SWIGLU) -> Layer | None:
-    """The library's view of a layer's records; None if it doesn't read their format or shape."""
+def describe(bank: ExpertBank, layer: int, act: Activation = Activation()) -> Layer | None:  # noqa: B008 - frozen
+    """The library's view of a layer's records; None if it doesn't know format, shape or activation."""
     lib, one, name = library(), bank.layouts[layer], bank.formats[layer].name
     if lib is None or lib.tile_bytes(name, one.tile_width, one.hidden) != one.code_bytes:
         return None
+    if act.name not in _ACTIVATIONS:
+        return None
     return Layer(
         format=lib.formats.index(name),
-        activation=activation,
+        activation=_ACTIVATIONS[act.name],
         hidden=one.hidden,
         tile_width=one.tile_width,
         num_tiles=one.num_tiles,
@@ -56,8 +59,10 @@ def describe(bank: ExpertBank, layer: int, activation: int = SWIGLU) -> Layer | 
         tiles_offset=one.tiles_offset,
         record_bytes=one.record_bytes,
         records=bank.layer(layer).data_ptr(),
-        alpha=1.0,
-        limit=float("inf"),
+        alpha=act.alpha,
+        limit=act.limit,
+        up_offset=act.up_offset,
+        bias_offset=one.bias_offset if one.biased else 0,
     )
 
 

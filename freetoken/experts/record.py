@@ -1,7 +1,8 @@
 """The record: one expert's bytes, the unit on disk, in host memory and in a slot. Pure arithmetic.
 
-    0                 header      per-expert vectors and scalars, 256-byte aligned (empty in bf16)
-    header_bytes      tile 0      gate rows, up rows, down part for `tile_width` of the I columns
+    0                 header      float32 [H] bias of down, 256-byte aligned; empty without biases
+    header_bytes      tile 0      gate rows, up rows, down part for `tile_width` of the I columns, then
+                                  float32 [2, tile_width] biases of gate and up if there are any
     + tile_bytes      tile 1 ...  each 128-byte aligned; T tiles; the record is 4096-byte aligned
 
 Knows no weights. Invariant: tiles cover I exactly once, in order, so a prefix of tiles is a prefix of
@@ -16,7 +17,7 @@ from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import WeightFormat
 from freetoken.core.units import align_up
 
-RECORD_ALIGN, TILE_ALIGN, HEADER_ALIGN = 4096, 128, 256
+RECORD_ALIGN, TILE_ALIGN, HEADER_ALIGN, BIAS_ALIGN = 4096, 128, 256, 64
 _WIDTHS = (256, 128, 64, 32, 16, 8)
 
 
@@ -26,7 +27,8 @@ class RecordLayout:
 
     hidden, expert_size   H and I
     tile_width            columns of I in a tile
-    code_bytes            bytes of a tile that the format fills; `tile_bytes` is that, aligned
+    code_bytes            bytes of a tile that the format fills; `tile_bytes` is that and biases, aligned
+    header_bytes          bytes before the tiles; with them the tiles have biases too
     """
 
     hidden: int
@@ -40,8 +42,18 @@ class RecordLayout:
         return self.expert_size // self.tile_width
 
     @property
+    def biased(self) -> bool:
+        return self.header_bytes > 0
+
+    @property
+    def bias_offset(self) -> int:
+        """Where in a tile the biases of gate and up lie."""
+        return align_up(self.code_bytes, BIAS_ALIGN)
+
+    @property
     def tile_bytes(self) -> int:
-        return align_up(self.code_bytes, TILE_ALIGN)
+        used = self.bias_offset + 8 * self.tile_width if self.biased else self.code_bytes
+        return align_up(used, TILE_ALIGN)
 
     @property
     def tiles_offset(self) -> int:
@@ -80,7 +92,10 @@ def tile_width(expert_size: int, block: int) -> int:
     )
 
 
-def layout(hidden: int, expert_size: int, fmt: WeightFormat, width: int = 0) -> RecordLayout:
+def layout(
+    hidden: int, expert_size: int, fmt: WeightFormat, width: int = 0, *, biased: bool = False
+) -> RecordLayout:
     """Lay one expert of H x I out in `fmt`; `width` overrides the tile width."""
     width = width or tile_width(expert_size, fmt.block)
-    return RecordLayout(hidden, expert_size, width, fmt.tile_bytes(width, hidden))
+    header = 4 * hidden if biased else 0
+    return RecordLayout(hidden, expert_size, width, fmt.tile_bytes(width, hidden), header)

@@ -7,10 +7,13 @@ contiguous data; the rest here are single IEEE operations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+
+from freetoken.core.model_config import Activation
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -58,3 +61,14 @@ NAMES = tuple(_ACTIVATIONS)
 def activate(name: str, x: Tensor) -> Tensor:
     """Apply an activation of NAMES; float32, contiguous."""
     return _ACTIVATIONS[name](x)
+
+
+def gated(act: Activation, g: Tensor, u: Tensor) -> Tensor:
+    """act(g) * u in float32, clamped and shifted as `Activation` says."""
+    if act.name not in ("silu", "swish"):
+        return activate(act.name, g) * u
+    g, u = g.float().contiguous(), u.float()
+    if act.limit < math.inf:
+        g, u = g.clamp(max=act.limit), u.clamp(-act.limit, act.limit)
+    share = g / (g * -act.alpha).exp().add(1.0)
+    return share * (u + act.up_offset) if act.up_offset else share * u

@@ -22,6 +22,7 @@ from freetoken.core.interfaces import (
     WeightSource,
 )
 from freetoken.core.model_config import (
+    Activation,
     AttentionSpec,
     ConfigReader,
     DeltaSpec,
@@ -125,7 +126,7 @@ class Qwen35MoeFamily(ModelFamily):
             expert_size=read.read("moe_intermediate_size", int),
             norm_topk=read.read("norm_topk_prob", bool, default=True),
             shared_size=read.read("shared_expert_intermediate_size", int, default=0),
-            activation=activation,
+            activation=Activation(activation),
         )
         read.require(0 < moe.top_k <= moe.num_experts, "num_experts_per_tok must be 1..num_experts")
         config = ModelConfig(

@@ -17,7 +17,14 @@ from freetoken.core.interfaces import (
     StateSpec,
     WeightSource,
 )
-from freetoken.core.model_config import AttentionSpec, ConfigReader, LayerSpec, ModelConfig, MoESpec
+from freetoken.core.model_config import (
+    Activation,
+    AttentionSpec,
+    ConfigReader,
+    LayerSpec,
+    ModelConfig,
+    MoESpec,
+)
 from freetoken.models import _config, _decoder, _tensors
 
 TINY: Mapping[str, Any] = {
@@ -91,7 +98,7 @@ class Qwen3MoeFamily(ModelFamily):
             top_k=read.read("num_experts_per_tok", int, "num_experts_per_token"),
             expert_size=read.read("moe_intermediate_size", int),
             norm_topk=read.read("norm_topk_prob", bool, default=False),
-            activation=activation,
+            activation=Activation(activation),
         )
         read.require(0 < moe.top_k <= moe.num_experts, "num_experts_per_tok must be 1..num_experts")
         layers = _layers(read, moe.num_experts)

@@ -145,6 +145,10 @@ ft_executor* ft_executor_new(int tier, const ft_layer* layers, int num_layers) {
     const ft_layer& l = layers[i];
     const uint64_t bytes = ft_tile_bytes((int)l.format, l.tile_width, l.hidden);
     if (!bytes || bytes > l.tile_bytes || !l.num_experts || l.activation > FT_RELU) return nullptr;
+    if (l.bias_offset &&
+        (l.bias_offset < bytes || l.bias_offset + 8ull * l.tile_width > l.tile_bytes ||
+         l.tiles_offset < 4ull * l.hidden))
+      return nullptr;
   }
   return new ft_executor(*kernels, layers, num_layers);
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FT_API_VERSION 1
+#define FT_API_VERSION 2
 
 enum ft_activation { FT_SWIGLU = 0, FT_GELU = 1, FT_GELU_TANH = 2, FT_RELU = 3 };
 
@@ -39,7 +39,9 @@ typedef struct ft_layer {
   float alpha;      /* FT_SWIGLU: g' sigmoid(alpha g') u', g' = min(g, limit), */
   float limit;      /*            u' = clamp(u, -limit, limit) + up_offset     */
   float up_offset;
-  uint32_t reserved;
+  /* In a tile: float32 [2, tile_width], biases of gate and up; then the record begins with float32 [H],
+   * the bias of down, added once to the sum that holds tile 0. 0 = no biases. */
+  uint32_t bias_offset;
 } ft_layer;
 
 typedef struct ft_executor ft_executor;

@@ -179,6 +179,13 @@ static void finish_rows(const Format& f, int h_size, int num_rows, const float* 
     for (int h = 0; h < h_size; h += STEP) f.finish(from + h, to + h, h_size - h < STEP ? h_size - h : STEP);
 }
 
+// to[r][i] += bias[i] for i < n.
+[[maybe_unused]] static void add_bias(float* to, int64_t stride, const uint8_t* bias, int n, int num_rows) {
+  const float* b = (const float*)bias;
+  for (int r = 0; r < num_rows; r++, to += stride)
+    for (int i = 0; i < n; i++) to[i] += b[i];
+}
+
 template <class Format>
 static void run_tiles(const TileJob& job) {
   typedef typename Format::X X;
@@ -199,14 +206,20 @@ static void run_tiles(const TileJob& job) {
   Format::prepare(x, xs, h, rows);
   X* mid = middle(g, own);
   for (int t = job.first; t < job.last; t++) {
-    Format f(l, job.record + l.tiles_offset + t * l.tile_bytes);
+    const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
+    Format f(l, tile);
     gate_up(f, w, rows, x, xs, g, u, gs);
+    if (l.bias_offset) {
+      add_bias(g, gs, tile + l.bias_offset, w, rows);
+      add_bias(u, gs, tile + l.bias_offset + 4 * w, w, rows);
+    }
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
     Format::prepare_middle(mid, gs, w, rows);
     down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
+  if (l.bias_offset && job.first == 0) add_bias(job.out, h, job.record, h, rows);
 }
 
 // --- plain rows -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from freetoken.core.log import logger
 from freetoken.native.topology import default_threads, worker_cpus
 
 _log = logger("native")
-API_VERSION = 1
+API_VERSION = 2
 OFF = "off"
 SWIGLU, GELU, GELU_TANH, RELU = range(4)
 _U32, _U64, _I64, _F32, _PTR = (
@@ -46,7 +46,7 @@ class Layer(ctypes.Structure):
         ("alpha", _F32),
         ("limit", _F32),
         ("up_offset", _F32),
-        ("reserved", _U32),
+        ("bias_offset", _U32),
     ]
 
 

@@ -41,6 +41,7 @@ class Tiny:
     config: ModelConfig
     bank: ExpertBank
     weights: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]
+    biases: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]
 
     def reference(self, layer: int, x: Tensor, routing: Routing, exact: bool = False) -> Tensor:
         """Straight from the matrices: per expert, tile by tile, then routes in ascending id."""
@@ -71,15 +72,20 @@ def tiny(model: ModelConfig | None = None, seed: int = 0) -> Tiny:
     assert model.moe is not None
     draw = torch.Generator().manual_seed(seed)
     bank = banks.create(model, FORMAT)
-    weights = {}
+    weights, added = {}, {}
     for layer in range(bank.num_layers):
         for expert in range(bank.num_experts):
             wide = (model.moe.expert_size, model.hidden_size)
             made = [torch.randn(wide, generator=draw).bfloat16() * 0.3 for _ in range(3)]
             made[2] = made[2].t().contiguous()
-            bank.put(layer, expert, *made)
+            biases = None
+            if model.moe.bias:
+                sizes = (model.moe.expert_size, model.moe.expert_size, model.hidden_size)
+                a, b, c = (torch.randn(n, generator=draw).bfloat16() for n in sizes)
+                biases = added[layer, expert] = (a, b, c)
+            bank.put(layer, expert, *made, biases)
             weights[layer, expert] = (made[0], made[1], made[2])
-    return Tiny(model, bank, weights)
+    return Tiny(model, bank, weights, added)
 
 
 def inputs(

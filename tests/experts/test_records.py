@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import freetoken
 from freetoken.core.errors import WeightsError
+from freetoken.core.model_config import Activation
 from freetoken.experts import abi
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.record import layout, tile_width
@@ -145,7 +146,7 @@ def test_a_poisoned_block_is_left_alone():
     from freetoken.experts.math import TileMath
 
     made = tiny()
-    executor = CpuExecutor(made.bank, TileMath(made.bank, "silu", Numerics()))
+    executor = CpuExecutor(made.bank, TileMath(made.bank, Activation(), Numerics()))
     io = abi.IoBlock(32, torch.bfloat16, max_items=2, max_rows=4, max_tokens=2, out_rows=8)
     io.request[:5] = torch.tensor([1, 0, 1, 1, 1], dtype=torch.int32)
     io.items[:1] = io.item_array([(0, 0, 4, 0, 1, 0)], [0])

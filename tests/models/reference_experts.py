@@ -9,6 +9,7 @@ from torch import Tensor
 
 from freetoken.core.batch import Batch
 from freetoken.core.interfaces import ExpertBackend, ExpertSink, ExpertStats, Routing
+from freetoken.core.model_config import Activation
 from freetoken.kernels.expert_mlp import expert_mlp, sum_tiles
 
 
@@ -44,6 +45,8 @@ class ReferenceExperts(ExpertBackend, ExpertSink):
         out = torch.zeros(x.shape, dtype=torch.float32)
         for expert in sorted(set(routing.ids.flatten().tolist()) - {-1}):
             rows, at = torch.where(routing.ids == expert)
-            partials = expert_mlp(x[rows], *self.matrices[layer, expert], self.activation, exact=self.exact)
+            partials = expert_mlp(
+                x[rows], *self.matrices[layer, expert], Activation(self.activation), exact=self.exact
+            )
             out[rows] += sum_tiles(partials) * routing.weights[rows, at, None]
         return out

@@ -43,25 +43,31 @@ class One:
 
     bank: ExpertBank
     weights: list[tuple[Tensor, Tensor, Tensor]]
+    biases: list[tuple[Tensor, Tensor, Tensor]]
 
     @property
     def tiles(self) -> int:
         return self.bank.layouts[0].num_tiles
 
 
-def one(fmt: str, hidden: int, width: int, tile: int = 0, experts: int = 3, seed: int = 0) -> One:
+def one(
+    fmt: str, hidden: int, width: int, tile: int = 0, experts: int = 3, seed: int = 0, *, biased: bool = False
+) -> One:
     """A layer of random experts in a format."""
     form = FORMATS[fmt]
-    bank = ExpertBank([layout(hidden, width, form, tile)], [form], experts)
+    bank = ExpertBank([layout(hidden, width, form, tile, biased=biased)], [form], experts)
     draw = torch.Generator().manual_seed(seed)
-    made = []
+    made, added = [], []
     for expert in range(experts):
         matrices = [torch.randn(width, hidden, generator=draw) * hidden**-0.5 for _ in range(3)]
         if fmt in ("bf16", "f16"):
             matrices = [m.to(torch.bfloat16 if fmt == "bf16" else torch.float16) for m in matrices]
-        bank.put(0, expert, matrices[0], matrices[1], matrices[2].t())
+        gate, up, down = (torch.randn(n, generator=draw) * float(biased) for n in (width, width, hidden))
+        biases = (gate, up, down)
+        bank.put(0, expert, matrices[0], matrices[1], matrices[2].t(), biases if biased else None)
         made.append(stored(bank, expert))
-    return One(bank, made)
+        added.append((gate.double(), up.double(), down.double()))
+    return One(bank, made, added)
 
 
 def stored(bank: ExpertBank, expert: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,8 +132,9 @@ def reference(made: One, x: Tensor, items: Sequence[Item], act=act_silu) -> tupl
         xs = torch.where(rows[:, None] >= 0, x.double()[rows.clamp(min=0)], 0.0)
         gamma = (hidden + 64) * EPS32
         parts, errors = [], []
+        extra = [b.unflatten(0, (made.tiles, -1)) for b in made.biases[item.expert][:2]]
         for t in range(item.first, made.tiles):
-            g, u = xs @ gate[t].t(), xs @ up[t].t()
+            g, u = xs @ gate[t].t() + extra[0][t], xs @ up[t].t() + extra[1][t]
             eg = gamma * (xs.abs() @ gate[t].abs().t()) + TINY
             eu = gamma * (xs.abs() @ up[t].abs().t()) + TINY
             middle = act(g, u)
@@ -138,7 +145,7 @@ def reference(made: One, x: Tensor, items: Sequence[Item], act=act_silu) -> tupl
             size = (middle.abs() + slack) @ down[t].abs()
             errors.append(slack @ down[t].abs() + (made.tiles * gate.shape[1] + 64) * EPS32 * size + TINY)
         if item.first == 0:
-            outs.append(torch.stack(parts).sum(0))
+            outs.append(torch.stack(parts).sum(0) + made.biases[item.expert][2])
             bounds.append(torch.stack(errors).sum(0))
         else:
             outs += parts

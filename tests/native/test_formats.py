@@ -107,6 +107,15 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(fmt, tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("fmt", ["f32", "bf16", "q4_k"])
+def test_biases_are_added_once_whoever_computes_which_tiles(fmt, tier):
+    made, x = one(fmt, 512, 512, 256, biased=True), inputs(7, 512, torch.bfloat16)
+    items = [Item(0, [0]), Item(1, list(range(7))), Item(2, [2, 4], 1)]
+    want, bound = reference(made, x, items)
+    within(answer(made, request(made, x, items), tier), want, 2 * bound)
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_padding_rows_give_zeros(tier):
     made, x = one("bf16", 40, 64), inputs(3, 40, torch.bfloat16)
     out = answer(made, request(made, x, [Item(1, [0, -1, 2, -1, -1])]), tier)
