@@ -18,7 +18,10 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Softmax attention. `rotary_dim` of `head_dim` is rotated; `gated` multiplies by sigmoid(gate)."""
+    """Softmax attention. `rotary_dim` of `head_dim` is rotated; `gated` multiplies by sigmoid(gate).
+
+    bias, out_bias   biases on q, k and v; on the output
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -28,6 +31,7 @@ class AttentionSpec:
     gated: bool = False
     qk_norm: bool = True
     bias: bool = False
+    out_bias: bool = False
     rope_scaling: Mapping[str, Any] | None = None
     window: int | None = None
 
@@ -102,6 +106,7 @@ class ModelConfig:
     attention: AttentionSpec | None = None
     delta: DeltaSpec | None = None
     dense_size: int = 0
+    dense_bias: bool = False
     activation: str = "silu"
     extra: Mapping[str, Any] = field(default_factory=dict)
 

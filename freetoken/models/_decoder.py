@@ -102,10 +102,14 @@ class Decoder(Model):
 
     def _mlp(self, read: LayerReader, name: str, *, gated: bool = False) -> GatedMLP:
         weights = [read(f"{name}{part}_proj.weight") for part in ("gate", "up")]
+        biases = down_bias = None
         if gated:
             weights.append(read("mlp.shared_expert_gate.weight"))
-        down = Linear(read(f"{name}down_proj.weight"), exact=read.exact)
-        return GatedMLP(Linear.join(weights, exact=read.exact), down, self.config.activation)
+        elif self.config.dense_bias:
+            biases = [read(f"{name}{part}_proj.bias") for part in ("gate", "up")]
+            down_bias = read(f"{name}down_proj.bias")
+        down = Linear(read(f"{name}down_proj.weight"), down_bias, exact=read.exact)
+        return GatedMLP(Linear.join(weights, biases, exact=read.exact), down, self.config.activation)
 
     def embed(self, batch: Batch) -> Tensor:
         return self._embedding(batch.ids)

@@ -42,7 +42,7 @@ class AttentionMixer:
         names = [f"self_attn.{part}_proj" for part in ("q", "k", "v")]
         biases = [read(name + ".bias") for name in names] if spec.bias else None
         self.qkv = Linear.join([read(name + ".weight") for name in names], biases, exact=read.exact)
-        out_bias = read("self_attn.o_proj.bias") if spec.bias else None
+        out_bias = read("self_attn.o_proj.bias") if spec.out_bias else None
         self.out = Linear(read("self_attn.o_proj.weight"), out_bias, exact=read.exact)
         self.norms: tuple[Tensor, Tensor, float] | None = None
         if spec.qk_norm:

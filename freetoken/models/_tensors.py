@@ -37,7 +37,9 @@ def _attention(config: ModelConfig) -> Shapes:
     out: Shapes = {f"self_attn.{name}.weight": (rows, hidden) for name, rows in sizes.items()}
     out["self_attn.o_proj.weight"] = (hidden, query)
     if spec.bias:
-        out |= {f"self_attn.{name}.bias": (rows,) for name, rows in (*sizes.items(), ("o_proj", hidden))}
+        out |= {f"self_attn.{name}.bias": (rows,) for name, rows in sizes.items()}
+    if spec.out_bias:
+        out["self_attn.o_proj.bias"] = (hidden,)
     if spec.qk_norm:
         out |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
     return out
@@ -88,7 +90,9 @@ def _experts(config: ModelConfig, fused: bool) -> Shapes:
 def _mlp(config: ModelConfig, kind: str, fused: bool) -> Shapes:
     moe, hidden = config.moe, config.hidden_size
     if kind == "dense":
-        return _gated_mlp("mlp.", config.dense_size, hidden)
+        out = _gated_mlp("mlp.", config.dense_size, hidden)
+        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in out.items()}
+        return out | biases if config.dense_bias else out
     assert moe is not None
     out = {"mlp.gate.weight": (moe.num_experts, hidden), **_experts(config, fused)}
     if moe.shared_size:

@@ -81,6 +81,7 @@ def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
     heads = read.read("num_attention_heads", int)
     head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
     theta, partial, scaling = _config.rope_facts(read, partial_default=0.25)
+    biased = read.read("attention_bias", bool, default=False)
     spec = AttentionSpec(
         num_heads=heads,
         num_kv_heads=read.read("num_key_value_heads", int, default=heads),
@@ -88,7 +89,8 @@ def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
         rotary_dim=int(head_dim * partial),
         rope_theta=theta,
         gated=read.read("attn_output_gate", bool, default=True),
-        bias=read.read("attention_bias", bool, default=False),
+        bias=biased,
+        out_bias=biased,
         rope_scaling=scaling,
     )
     read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")

@@ -70,6 +70,7 @@ def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
     heads = read.read("num_attention_heads", int)
     head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
     theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
+    biased = read.read("attention_bias", bool, default=False)
     sliding = read.read("use_sliding_window", bool, default=False)
     spec = AttentionSpec(
         num_heads=heads,
@@ -77,7 +78,8 @@ def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
         head_dim=head_dim,
         rotary_dim=int(head_dim * partial),
         rope_theta=theta,
-        bias=read.read("attention_bias", bool, default=False),
+        bias=biased,
+        out_bias=biased,
         rope_scaling=scaling,
         window=read.read("sliding_window", int, default=4096) if sliding else None,
     )

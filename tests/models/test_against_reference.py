@@ -12,13 +12,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from freetoken.models import qwen3_5_moe, qwen3_moe
+from freetoken.models import llama, qwen2, qwen3, qwen3_5_moe, qwen3_moe
 from tests.models import checkpoints
 from tests.models.runner import Runner
 
 FAMILIES = {
     "qwen3_5_moe": (qwen3_5_moe.FAMILY, "Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig"),
     "qwen3_moe": (qwen3_moe.FAMILY, "Qwen3MoeForCausalLM", "Qwen3MoeConfig"),
+}
+DENSE = {
+    "llama": (llama.FAMILY, "LlamaForCausalLM", "LlamaConfig"),
+    "mistral": (llama.FAMILY, "MistralForCausalLM", "MistralConfig"),
+    "qwen2": (qwen2.FAMILY, "Qwen2ForCausalLM", "Qwen2Config"),
+    "qwen3": (qwen3.FAMILY, "Qwen3ForCausalLM", "Qwen3Config"),
 }
 IDS = torch.randint(3, 128, (37,), generator=torch.Generator().manual_seed(1)).tolist()
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
@@ -42,19 +48,27 @@ def scaled(kind: str) -> dict[str, Any]:
     return {"rope_parameters": {**ROPE, "rope_type": kind.split("_")[0], **SCALED[kind]}}
 
 
-BOTH: dict[str, dict[str, Any]] = {
+ALL: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
-    "biased attention": {"attention_bias": True},
     "one kv head": {"num_key_value_heads": 1},
     "as many kv heads as heads": {"num_key_value_heads": 4},
-    "top 1": {"num_experts_per_tok": 1},
-    "all experts": {"num_experts_per_tok": 8},
     "tanh gelu": {"hidden_act": "gelu_pytorch_tanh"},
     "exact gelu": {"hidden_act": "gelu"},
     "large epsilon": {"rms_norm_eps": 1e-2},
     "large theta": {"rope_parameters": {**ROPE, "rope_theta": 1e7}},
     **{f"rope {kind}": scaled(kind) for kind in SCALED},
+}
+BOTH = {
+    **ALL,
+    "biased attention": {"attention_bias": True},
+    "top 1": {"num_experts_per_tok": 1},
+    "all experts": {"num_experts_per_tok": 8},
+}
+WINDOWS = {
+    "sliding window": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+    "window above all layers": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3},
+    "window written but off": {"use_sliding_window": False, "sliding_window": 7, "max_window_layers": 0},
 }
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "qwen3_5_moe": {
@@ -71,6 +85,15 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "layer types by interval": {"layer_types": None},
         "wide shared expert": {"shared_expert_intermediate_size": 48},
     },
+    "llama": {
+        **ALL,
+        "biased attention": {"attention_bias": True},
+        "biased everywhere": {"attention_bias": True, "mlp_bias": True},
+        "heads of their own size": {"head_dim": 24},
+    },
+    "mistral": {"plain": {"sliding_window": None}, "sliding window": {"sliding_window": 7}},
+    "qwen2": {"tied": ALL["tied"], **WINDOWS},
+    "qwen3": {"plain": {}, **WINDOWS, "biased attention": {"attention_bias": True}},
     "qwen3_moe": {
         **BOTH,
         "weights as they are": {"norm_topk_prob": False},
@@ -92,9 +115,9 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 def test_a_tiny_model_equals_the_reference_whatever_its_switches(
     name: str, case: str, tmp_path: Path
 ) -> None:
-    family, model_class, config_class = FAMILIES[name]
+    family, model_class, config_class = (FAMILIES | DENSE)[name]
     raw = {**family.TINY, **CASES[name][case]}
-    if name == "qwen3_moe":
+    if name != "qwen3_5_moe":
         raw["rope_parameters"] = {
             k: v for k, v in raw["rope_parameters"].items() if k != "partial_rotary_factor"
         }
@@ -105,9 +128,9 @@ def test_a_tiny_model_equals_the_reference_whatever_its_switches(
     assert distance(runner.run(IDS, [1, 5, 17, 1, 1, 12]), theirs) <= 1e-4
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES | DENSE)
 def test_exact_mode_equals_the_reference_too(name: str, tmp_path: Path) -> None:
-    family, model_class, config_class = FAMILIES[name]
+    family, model_class, config_class = (FAMILIES | DENSE)[name]
     model, theirs = checkpoints.settled_oracle(model_class, config_class, family.TINY, IDS)
     model.save_pretrained(tmp_path)
     assert distance(Runner(family, tmp_path, exact=True).run(IDS), theirs) <= 1e-4

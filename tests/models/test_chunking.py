@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freetoken.models import qwen3_5_moe, qwen3_moe
+from freetoken.models import qwen2, qwen3_5_moe, qwen3_moe
 from tests.models import checkpoints
 from tests.models.runner import Runner
 
-FAMILIES = {"qwen3_5_moe": qwen3_5_moe.FAMILY, "qwen3_moe": qwen3_moe.FAMILY}
+FAMILIES = {"qwen2": qwen2.FAMILY, "qwen3_5_moe": qwen3_5_moe.FAMILY, "qwen3_moe": qwen3_moe.FAMILY}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 6}
 LONG = torch.randint(3, 128, (140,), generator=torch.Generator().manual_seed(2)).tolist()
 BOUND = 1e-3

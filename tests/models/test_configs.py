@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from freetoken.core.batch import BatchBuffers, Segment
 from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.interfaces import ModelFamily, Numerics
 from freetoken.devices.cpu import CpuDevice
-from freetoken.models import null, qwen3_5_moe, qwen3_moe
+from freetoken.models import llama, null, qwen2, qwen3, qwen3_5_moe, qwen3_moe
 from freetoken.weights.load import open_checkpoint
 from tests.models import checkpoints
 from tests.models.reference_experts import ReferenceExperts
 from tests.models.runner import Runner
 
 WITH_WEIGHTS = [qwen3_5_moe.FAMILY, qwen3_moe.FAMILY]
+DENSE = [llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY]
 
 
 def test_every_family_reads_its_specimen_and_claims_model_types_alone() -> None:
@@ -82,6 +84,33 @@ def test_all_faults_of_a_config_come_at_once(family: ModelFamily) -> None:
         "num_key_value_heads",
     ):
         assert word in caught.value.message
+
+
+@pytest.mark.parametrize("family", DENSE, ids=lambda f: f.model_types[0])
+def test_faults_and_surprises_of_a_dense_checkpoint_come_at_once(family: ModelFamily, tmp_path: Path) -> None:
+    tensors = checkpoints.random_tensors(family, family.TINY)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.0.self_attn.o_proj.bias"] = torch.zeros(64)
+    with pytest.raises(WeightsError) as caught:
+        Runner(family, checkpoints.write(tmp_path, family.TINY, tensors))
+    assert "layers.1.mlp.up_proj.weight" in caught.value.message and "o_proj.bias" in caught.value.message
+    raw = {**family.TINY, "num_key_value_heads": 3, "intermediate_size": "wide"}
+    with pytest.raises(WeightsError, match=r"num_key_value_heads.*intermediate|intermediate.*num_key_value"):
+        family.read_config(raw)
+
+
+def test_a_dense_config_says_what_it_leaves_out() -> None:
+    """Absent keys mean what the family's published configs mean by them."""
+    assert qwen3.FAMILY.read_config(_without(qwen3.TINY, "head_dim")).attention.head_dim == 128  # type: ignore[union-attr]
+    for family, biases in ((llama.FAMILY, (False, False)), (qwen2.FAMILY, (True, False))):
+        spec = family.read_config(family.TINY).attention
+        assert spec is not None and (spec.bias, spec.out_bias, spec.head_dim) == (*biases, 16)
+    with pytest.raises(WeightsError, match="max_window_layers"):
+        qwen2.FAMILY.read_config({**qwen2.TINY, "use_sliding_window": True, "max_window_layers": 1})
+
+
+def _without(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in raw.items() if k != key}
 
 
 def test_an_unknown_layer_type_is_refused_by_name() -> None:

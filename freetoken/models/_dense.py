@@ -1,0 +1,136 @@
+"""What the dense families share: one config reader with the switches in which they differ.
+
+A dense model has no experts: all of its layers are full attention and a gated MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from freetoken.core.interfaces import (
+    Device,
+    ExpertSink,
+    Model,
+    ModelFamily,
+    Numerics,
+    Pool,
+    StateSpec,
+    WeightSource,
+)
+from freetoken.core.model_config import AttentionSpec, ConfigReader, LayerSpec, ModelConfig
+from freetoken.models import _config, _decoder
+
+TINY: Mapping[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "eos_token_id": 2,
+    "dtype": "float32",
+}
+"""A small config.json that every dense family reads."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What a family's config leaves unsaid.
+
+    qk_norm     q and k are normed per head
+    qkv_bias    q, k and v always have biases, the output never; None: `attention_bias` decides for all four
+    head_dim    what an absent `head_dim` means; 0: hidden_size / heads
+    ties        what an absent `tie_word_embeddings` means
+    """
+
+    qk_norm: bool = False
+    qkv_bias: bool | None = None
+    head_dim: int = 0
+    ties: bool = False
+
+
+class DenseFamily(ModelFamily):
+    """A decoder of full attention and gated MLPs; a subclass names itself and sets the switches."""
+
+    name: str
+    switches = Switches()
+
+    def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
+        read = ConfigReader(raw, "config.json")
+        hidden = read.read("hidden_size", int)
+        layers = read.read("num_hidden_layers", int)
+        config = ModelConfig(
+            family=self.name,
+            vocab_size=read.read("vocab_size", int),
+            hidden_size=hidden,
+            layers=(LayerSpec("full", "dense"),) * layers,
+            max_position=read.read("max_position_embeddings", int, default=32768),
+            norm_eps=read.read("rms_norm_eps", float, default=1e-6),
+            tie_embeddings=read.read("tie_word_embeddings", bool, default=self.switches.ties),
+            dtype=_config.dtype_name(raw),
+            eos_ids=_config.eos_ids(raw),
+            attention=self._attention(read, hidden, layers),
+            dense_size=read.read("intermediate_size", int),
+            dense_bias=read.read("mlp_bias", bool, default=False),
+            activation=_config.activation_name(read),
+        )
+        read.finish()
+        return config
+
+    def _attention(self, read: ConfigReader, hidden: int, layers: int) -> AttentionSpec:
+        own, heads = self.switches, read.read("num_attention_heads", int)
+        head_dim = read.read("head_dim", int, default=own.head_dim or hidden // max(heads, 1))
+        theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
+        biased = read.read("attention_bias", bool, default=False) if own.qkv_bias is None else own.qkv_bias
+        spec = AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=read.read("num_key_value_heads", int, default=heads),
+            head_dim=head_dim,
+            rotary_dim=int(head_dim * partial),
+            rope_theta=theta,
+            qk_norm=own.qk_norm,
+            bias=biased,
+            out_bias=biased and own.qkv_bias is None,
+            rope_scaling=scaling,
+            window=self.window(read, layers),
+        )
+        read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
+        return spec
+
+    def window(self, read: ConfigReader, layers: int) -> int | None:
+        """The sliding window of all layers, None = all tokens. Qwen's switches; others override.
+
+        `max_window_layers` counts the layers at the bottom that see everything.
+        """
+        if not read.read("use_sliding_window", bool, default=False):
+            return None
+        whole = read.read("max_window_layers", int, default=28)
+        if whole >= layers:
+            return None
+        read.require(whole == 0, f"max_window_layers is {whole}: windows in some layers only don't work here")
+        return int(read.read("sliding_window", int, default=4096))
+
+    def state_specs(self, config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
+        return _decoder.state_specs(config, page_size, dtype)
+
+    def build(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        device: Device,
+        numerics: Numerics,
+        pools: Mapping[str, Pool],
+    ) -> Model:
+        return _decoder.Decoder(config, source, device, numerics, pools)
+
+    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
+        """There are none."""

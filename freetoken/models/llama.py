@@ -1,0 +1,21 @@
+"""Llama and Mistral: dense, neither biases nor norms on q and k unless the config asks for biases."""
+
+from __future__ import annotations
+
+from freetoken.core.model_config import ConfigReader
+from freetoken.models import _dense
+
+TINY = {"model_type": "llama", **_dense.TINY}
+
+
+class LlamaFamily(_dense.DenseFamily):
+    name = "llama"
+    model_types = ("llama", "mistral")
+    TINY = TINY
+
+    def window(self, read: ConfigReader, layers: int) -> int | None:
+        """Mistral states a window for all layers, or null."""
+        return int(read.read("sliding_window", int, default=0)) or None
+
+
+FAMILY = LlamaFamily()
