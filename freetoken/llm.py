@@ -35,8 +35,9 @@ from freetoken.core.generate import GenerateParams, Status, Thinking, Timing
 from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
-from freetoken.engine.build import Built, Progress, build
+from freetoken.engine.build import Built, build
 from freetoken.engine.plan import Plan
+from freetoken.engine.survey import Progress
 from freetoken.engine.tap import RoutingTap
 
 log = logger("llm")

@@ -412,6 +412,9 @@ class ModelFamily(abc.ABC):
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
         """Hand every expert's three matrices to `put`, layer by layer, in codes where it keeps the same."""
 
+    def check(self, config: ModelConfig, source: WeightSource) -> None:
+        """WeightsError that lists every missing, unknown or ill-shaped tensor, from headers alone."""
+
     def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
         """Per MoE layer, the names of one expert's tensors: how they are coded, all of the layer's are."""
         return ()

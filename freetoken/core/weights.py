@@ -87,6 +87,9 @@ class WeightFormat(abc.ABC):
         """float32 [.., rows, K], exactly what the format says."""
         raise NotImplementedError(f"{self.name} has no codes")
 
+    def refuse(self, coded: CodedMatrix) -> None:
+        """WeightsError if codes or scales hold anything but finite numbers."""
+
     @abc.abstractmethod
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         """Decode uint8 [..., tile_bytes] to gate, up, down_t, each [..., w, H]; views where possible."""

@@ -7,7 +7,7 @@ refuse what can't fit, then allocate and read weights. Nothing large exists befo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,21 @@ from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.null import NullCache
 from freetoken.cache.pages import UnitAllocator
 from freetoken.chat.codec import ChatCodec
-from freetoken.core import choices, cost
-from freetoken.core.errors import CapacityError, ConfigError, WeightsError
-from freetoken.core.host_memory import host_memory
+from freetoken.core import choices
+from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import (
     Biases,
     CodedMatrix,
     Device,
     ExpertBackend,
     ExpertSink,
-    ModelFamily,
-    Numerics,
     Pool,
-    StateSpec,
-    WeightFormat,
-    WeightSource,
 )
 from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options
 from freetoken.core.prefix import PrefixCache
-from freetoken.core.units import MIB, format_bytes
-from freetoken.engine.budget import Sizes
+from freetoken.core.units import MIB
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, Plan, make_plan
@@ -50,19 +43,16 @@ from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
 from freetoken.engine.states import StateMover
+from freetoken.engine.survey import Parts, Progress, gather_facts, preflight, survey
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
-from freetoken.experts.slots import MIN_SLOTS
 from freetoken.native.topology import default_threads
-from freetoken.quant import _reading as formats
-from freetoken.weights.load import Checkpoint, open_checkpoint
+from freetoken.weights.load import open_checkpoint
 
 log = logger("build")
-Progress = Callable[[str, int], None]
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "data" / "demo-model"
 DEMO_NAME = "freetoken-demo"
-PAGE_SIZE = 16
 SMALL_MODEL_BYTES = 256 * MIB
 """Below this a step's operations are too short to share: one thread is faster, and a busy neighbour does
 not make every operation wait for a thread that has lost its core (measured: 7 s instead of 0.3 s)."""
@@ -74,7 +64,6 @@ GENERATION_KEYS = {
     "repetition_penalty": (0.01, 100),
 }
 """Sampling defaults that a checkpoint may bring, and what they may be."""
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -120,35 +109,16 @@ class Built:
         }
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What is known before the plan: the checkpoint as read, and where it will run."""
-
-    options: Options
-    checkpoint: Checkpoint
-    family: ModelFamily
-    config: ModelConfig
-    numerics: Numerics
-    device: Device
-    formats: tuple[WeightFormat, ...]
-    specs: tuple[StateSpec, ...]
-    progress: Progress
-
-    @property
-    def page_size(self) -> int:
-        return self.options.page_size or PAGE_SIZE
-
-
 def build(options: Options, progress: Progress = lambda phase, percent: None) -> Built:
     """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated."""
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
     checkpoint = open_checkpoint(path)
     codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser)
-    parts = _parts(options, checkpoint, progress)
-    facts = _facts(parts, path.name if options.model else DEMO_NAME)
+    parts = survey(options, checkpoint, progress)
+    facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)
-    _preflight(facts)
+    preflight(facts)
     torch.set_num_threads(_threads(options, facts))
     progress("reading experts", 5)
     experts = _experts(parts, plan)
@@ -157,145 +127,6 @@ def build(options: Options, progress: Progress = lambda phase, percent: None) ->
     checkpoint.close()
     progress("ready", 100)
     return Built(engine, codec, parts.config, parts.device, _generation_defaults(checkpoint.generation))
-
-
-def _parts(options: Options, checkpoint: Checkpoint, progress: Progress) -> _Parts:
-    family = find_family(checkpoint.model_type)
-    config = family.read_config(checkpoint.config)
-    numerics = _numerics(options, config)
-    specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
-    _check_page_size(options, specs)
-    return _Parts(
-        options=options,
-        checkpoint=checkpoint,
-        family=family,
-        config=config,
-        numerics=numerics,
-        device=_device(options),
-        formats=_expert_formats(family, config, checkpoint.source),
-        specs=specs,
-        progress=progress,
-    )
-
-
-def _check_page_size(options: Options, specs: tuple[StateSpec, ...]) -> None:
-    """Every kind that keeps pages must allow the wish."""
-    kinds = [set(spec.page_sizes) for spec in specs if spec.unit == "page"]
-    allowed = sorted(set.intersection(*kinds)) if kinds else []
-    if options.page_size is not None and options.page_size not in allowed:
-        raise ConfigError(
-            f"A KV page of {options.page_size} tokens does not suit this model.",
-            code="invalid_option",
-            param="page_size",
-            hint=f"Use one of: {', '.join(map(str, allowed))}.",
-        )
-
-
-def find_family(model_type: str) -> ModelFamily:
-    """Return the family that claims a config's `model_type`."""
-    known: dict[str, ModelFamily] = {}
-    for name in choices.names("freetoken.models"):
-        family: ModelFamily = choices.load("freetoken.models", name).FAMILY
-        known.update(dict.fromkeys(family.model_types, family))
-    if model_type not in known:
-        real = sorted(name for name, family in known.items() if family.has_weights)
-        raise WeightsError(
-            f"Model type {model_type!r} is not supported; there are: {', '.join(real)}.",
-            code="unknown_model_type",
-            hint="docs/recipes/add-a-model-family.md says how to add one.",
-        )
-    return known[model_type]
-
-
-def _numerics(options: Options, config: ModelConfig) -> Numerics:
-    if options.exact:
-        return Numerics(torch.float32, exact=True)
-    name = options.dtype or config.dtype
-    if name not in _DTYPES:
-        raise WeightsError(
-            f"The checkpoint's dtype is {name}, which nothing here computes in.",
-            code="unknown_dtype",
-            hint=f"Choose one with --dtype: {', '.join(_DTYPES)}.",
-        )
-    return Numerics(_DTYPES[name])
-
-
-def _device(options: Options) -> Device:
-    name = "cpu" if options.device == "auto" else options.device
-    if options.machine and name != "sim":
-        raise ConfigError(
-            "--machine needs --device sim.",
-            code="invalid_option",
-            hint="Add --device sim, or leave --machine out.",
-            param="machine",
-        )
-    if name not in choices.names("freetoken.devices"):
-        raise ConfigError(
-            f"This version has no device {name!r} yet.",
-            code="invalid_option",
-            hint="Use --device cpu, or --device sim to see what a GPU would do.",
-            param="device",
-        )
-    if options.device == "auto" and torch.cuda.is_available():
-        log.warning("a CUDA GPU is here, but this version computes on the CPU")
-    device: Device = choices.load("freetoken.devices", name).create(options)
-    return device
-
-
-def _expert_formats(
-    family: ModelFamily, config: ModelConfig, source: WeightSource
-) -> tuple[WeightFormat, ...]:
-    """The format of each MoE layer's records, by how its first expert is stored."""
-    known = set(source.names())
-    layers = family.expert_tensors(config, source)
-    if not layers or any(n not in known for names in layers for n in names):
-        return ()  # the check of all tensors will say what is missing
-    return tuple(formats.of_expert(source, names) for names in layers)
-
-
-def _sizes(parts: _Parts) -> Sizes:
-    config, source = parts.config, parts.checkpoint.source
-    dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
-    record = num_experts = 0
-    if config.moe is not None and parts.formats:
-        record = expert_bank.create(config, parts.formats, phantom=True).slot_bytes
-        num_experts = config.num_moe_layers * config.moe.num_experts
-    chunk = parts.options.max_prefill_length or 2048
-    return Sizes(
-        dense_bytes=dense * parts.numerics.dtype.itemsize,
-        page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
-        page_size=parts.page_size,
-        state_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "state"),
-        record_bytes=record,
-        num_experts=num_experts,
-        activation_bytes=(chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8,
-    )
-
-
-def _facts(parts: _Parts, name: str) -> Facts:
-    options, config, device = parts.options, parts.config, parts.device
-    free, host_free = device.free_bytes(), host_memory().free_bytes
-    if device.owns_memory:
-        free = int(free * (options.memory_ratio if options.memory_ratio is not None else 1.0))
-        free = min(free, options.gpu_memory or free)
-    else:
-        free = min(free, host_free)
-    return Facts(
-        model_name=name,
-        sizes=_sizes(parts),
-        experts_per_token=config.num_moe_layers * (config.moe.top_k if config.moe else 0),
-        expert_flops=cost.expert_flops(config, 1) if config.moe else 0.0,
-        max_position=config.max_position,
-        device=device.name,
-        owns_memory=device.owns_memory,
-        in_host_memory=device.in_host_memory,
-        free_bytes=free,
-        host_free_bytes=host_free,
-        machine=device.machine,
-        has_states=any(s.unit == "state" for s in parts.specs),
-        run_ahead=device.run_ahead,
-        min_slots=MIN_SLOTS,
-    )
 
 
 def _threads(options: Options, facts: Facts) -> int:
@@ -311,19 +142,6 @@ def _usable_cpus() -> int:
     if sys.platform == "linux":
         return len(psutil.Process().cpu_affinity())
     return psutil.cpu_count() or 1
-
-
-def _preflight(facts: Facts) -> None:
-    """Refuse a bank that host memory can't hold, before the first byte is read."""
-    bank = facts.sizes.num_experts * facts.sizes.record_bytes
-    dense = 0 if facts.owns_memory else facts.sizes.dense_bytes
-    if bank + dense > facts.host_free_bytes:
-        raise CapacityError(
-            f"Host memory: experts {format_bytes(bank)} + dense weights {format_bytes(dense)} wanted, "
-            f"{format_bytes(facts.host_free_bytes)} available.",
-            code="host_memory",
-            hint="Close other programs, or use a smaller or more strongly quantised model.",
-        )
 
 
 class _Counting(ExpertSink):
@@ -363,7 +181,7 @@ class _Counting(ExpertSink):
             self._progress("reading experts", 5 + 85 * self._done // self._total)
 
 
-def _experts(parts: _Parts, plan: Plan) -> ExpertBackend:
+def _experts(parts: Parts, plan: Plan) -> ExpertBackend:
     """Fill the bank in its final layout and put the chosen backend around it."""
     options, config = parts.options, parts.config
     if not parts.formats or config.moe is None:
@@ -393,7 +211,7 @@ def _experts(parts: _Parts, plan: Plan) -> ExpertBackend:
     return backend
 
 
-def _engine(parts: _Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> Engine:
+def _engine(parts: Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> Engine:
     device = parts.device
     sizes, memory = facts.sizes, plan.memory
     kv = device.pool("kv", sizes.page_bytes, memory.num_pages, min_units=2, max_units=plan.max_pages)

@@ -22,7 +22,7 @@ from freetoken.core.interfaces import (
     WeightSource,
 )
 from freetoken.core.model_config import AttentionSpec, ConfigReader, LayerSpec, ModelConfig
-from freetoken.models import _config, _decoder
+from freetoken.models import _config, _decoder, _tensors
 
 TINY: Mapping[str, Any] = {
     "vocab_size": 128,
@@ -134,3 +134,6 @@ class DenseFamily(ModelFamily):
 
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
         """There are none."""
+
+    def check(self, config: ModelConfig, source: WeightSource) -> None:
+        _tensors.check(config, source)

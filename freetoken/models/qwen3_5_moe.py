@@ -166,6 +166,9 @@ class Qwen35MoeFamily(ModelFamily):
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
         _tensors.load_experts(config, source, put)
 
+    def check(self, config: ModelConfig, source: WeightSource) -> None:
+        _tensors.check(config, source)
+
     def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
         return _tensors.expert_tensors(config, source)
 

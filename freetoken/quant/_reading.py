@@ -26,10 +26,19 @@ def numbers(source: WeightSource, name: str, index: int | None = None) -> Tensor
 
     index   one matrix of a stack [n, rows, K]; the rest is not read
     """
-    coding = source.coding(name)
-    if coding:
-        return find(coding).decode(source.read_coded(name, index))
+    if coding := source.coding(name):
+        return find(coding).decode(codes(source, name, index))
     return source.read(name) if index is None else source.read_rows(name, index, index + 1)[0]
+
+
+def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:
+    """A coded matrix as it is. WeightsError with its name if a scale is not a number."""
+    coded = source.read_coded(name, index)
+    try:
+        find(source.coding(name)).refuse(coded)
+    except WeightsError as error:
+        raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
+    return coded
 
 
 def rows(coded: CodedMatrix, some: slice) -> dict[str, Tensor]:

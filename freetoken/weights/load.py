@@ -15,6 +15,7 @@ from typing import Any
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.log import logger
 from freetoken.weights.names import CanonicalSource
+from freetoken.weights.quantised import with_plain_names
 from freetoken.weights.safetensors import open_directory
 
 _log = logger("weights")
@@ -63,7 +64,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         )
     defaults = directory / "generation_config.json"
     generation = _read_json(defaults) if defaults.exists() else {}
-    source = CanonicalSource(open_directory(directory))
+    source = CanonicalSource(with_plain_names(directory, config, open_directory(directory)))
     if source.skipped:
         groups = sorted({name.split(".layers.")[0].rsplit(".", 1)[0] for name in source.skipped})
         _log.info("skipped %d tensors that text doesn't need: %s", len(source.skipped), ", ".join(groups[:8]))

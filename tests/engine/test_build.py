@@ -9,8 +9,8 @@ import pytest
 
 from freetoken.core.errors import CapacityError, WeightsError
 from freetoken.core.options import Options
-from freetoken.engine import build as root
-from freetoken.engine.build import DEMO_MODEL, build, find_family
+from freetoken.engine.build import DEMO_MODEL, build
+from freetoken.engine.survey import find_family, preflight
 
 from .test_plan import facts
 
@@ -41,5 +41,5 @@ def test_an_unknown_compute_dtype_is_refused_and_can_be_overruled(tmp_path):
 
 def test_a_bank_larger_than_host_memory_is_refused_with_the_sum():
     with pytest.raises(CapacityError) as e:
-        root._preflight(replace(facts("cpu"), host_free_bytes=1 << 30))
+        preflight(replace(facts("cpu"), host_free_bytes=1 << 30))
     assert e.value.code == "host_memory" and "60.0 GiB" in e.value.message and "1.00 GiB" in e.value.message

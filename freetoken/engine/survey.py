@@ -1,0 +1,208 @@
+"""What is known before anything large is read: a checkpoint's headers, where it will run, what it takes.
+
+Part of the composition root: loads families, formats and devices by name. Every refusal that headers
+allow happens here, all faults of a kind at once. Invariant: reads no weights, allocates nothing large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from freetoken.core import choices, cost
+from freetoken.core.errors import CapacityError, ConfigError, WeightsError
+from freetoken.core.host_memory import host_memory
+from freetoken.core.interfaces import (
+    Device,
+    ModelFamily,
+    Numerics,
+    StateSpec,
+    WeightFormat,
+    WeightSource,
+)
+from freetoken.core.log import logger
+from freetoken.core.model_config import ModelConfig
+from freetoken.core.options import Options
+from freetoken.core.units import format_bytes
+from freetoken.engine.budget import Sizes
+from freetoken.engine.plan import Facts
+from freetoken.experts import bank as expert_bank
+from freetoken.experts.slots import MIN_SLOTS
+from freetoken.quant import _reading as formats
+from freetoken.weights.load import Checkpoint
+
+log = logger("build")
+Progress = Callable[[str, int], None]
+PAGE_SIZE = 16
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is known before the plan: the checkpoint as read, and where it will run."""
+
+    options: Options
+    checkpoint: Checkpoint
+    family: ModelFamily
+    config: ModelConfig
+    numerics: Numerics
+    device: Device
+    formats: tuple[WeightFormat, ...]
+    specs: tuple[StateSpec, ...]
+    progress: Progress
+
+    @property
+    def page_size(self) -> int:
+        return self.options.page_size or PAGE_SIZE
+
+
+def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Parts:
+    """Read config and headers; ConfigError or WeightsError for what can't be served."""
+    family = find_family(checkpoint.model_type)
+    config = family.read_config(checkpoint.config)
+    family.check(config, checkpoint.source)
+    numerics = _numerics(options, config)
+    specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
+    _check_page_size(options, specs)
+    return Parts(
+        options=options,
+        checkpoint=checkpoint,
+        family=family,
+        config=config,
+        numerics=numerics,
+        device=_device(options),
+        formats=_expert_formats(family, config, checkpoint.source),
+        specs=specs,
+        progress=progress,
+    )
+
+
+def _check_page_size(options: Options, specs: tuple[StateSpec, ...]) -> None:
+    """Every kind that keeps pages must allow the wish."""
+    kinds = [set(spec.page_sizes) for spec in specs if spec.unit == "page"]
+    allowed = sorted(set.intersection(*kinds)) if kinds else []
+    if options.page_size is not None and options.page_size not in allowed:
+        raise ConfigError(
+            f"A KV page of {options.page_size} tokens does not suit this model.",
+            code="invalid_option",
+            param="page_size",
+            hint=f"Use one of: {', '.join(map(str, allowed))}.",
+        )
+
+
+def find_family(model_type: str) -> ModelFamily:
+    """Return the family that claims a config's `model_type`."""
+    known: dict[str, ModelFamily] = {}
+    for name in choices.names("freetoken.models"):
+        family: ModelFamily = choices.load("freetoken.models", name).FAMILY
+        known.update(dict.fromkeys(family.model_types, family))
+    if model_type not in known:
+        real = sorted(name for name, family in known.items() if family.has_weights)
+        raise WeightsError(
+            f"Model type {model_type!r} is not supported; there are: {', '.join(real)}.",
+            code="unknown_model_type",
+            hint="docs/recipes/add-a-model-family.md says how to add one.",
+        )
+    return known[model_type]
+
+
+def _numerics(options: Options, config: ModelConfig) -> Numerics:
+    if options.exact:
+        return Numerics(torch.float32, exact=True)
+    name = options.dtype or config.dtype
+    if name not in _DTYPES:
+        raise WeightsError(
+            f"The checkpoint's dtype is {name}, which nothing here computes in.",
+            code="unknown_dtype",
+            hint=f"Choose one with --dtype: {', '.join(_DTYPES)}.",
+        )
+    return Numerics(_DTYPES[name])
+
+
+def _device(options: Options) -> Device:
+    name = "cpu" if options.device == "auto" else options.device
+    if options.machine and name != "sim":
+        raise ConfigError(
+            "--machine needs --device sim.",
+            code="invalid_option",
+            hint="Add --device sim, or leave --machine out.",
+            param="machine",
+        )
+    if name not in choices.names("freetoken.devices"):
+        raise ConfigError(
+            f"This version has no device {name!r} yet.",
+            code="invalid_option",
+            hint="Use --device cpu, or --device sim to see what a GPU would do.",
+            param="device",
+        )
+    if options.device == "auto" and torch.cuda.is_available():
+        log.warning("a CUDA GPU is here, but this version computes on the CPU")
+    device: Device = choices.load("freetoken.devices", name).create(options)
+    return device
+
+
+def _expert_formats(
+    family: ModelFamily, config: ModelConfig, source: WeightSource
+) -> tuple[WeightFormat, ...]:
+    """The format of each MoE layer's records, by how its first expert is stored."""
+    return tuple(formats.of_expert(source, names) for names in family.expert_tensors(config, source))
+
+
+def _sizes(parts: Parts) -> Sizes:
+    config, source = parts.config, parts.checkpoint.source
+    dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
+    record = num_experts = 0
+    if config.moe is not None and parts.formats:
+        record = expert_bank.create(config, parts.formats, phantom=True).slot_bytes
+        num_experts = config.num_moe_layers * config.moe.num_experts
+    chunk = parts.options.max_prefill_length or 2048
+    return Sizes(
+        dense_bytes=dense * parts.numerics.dtype.itemsize,
+        page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
+        page_size=parts.page_size,
+        state_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "state"),
+        record_bytes=record,
+        num_experts=num_experts,
+        activation_bytes=(chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8,
+    )
+
+
+def gather_facts(parts: Parts, name: str) -> Facts:
+    options, config, device = parts.options, parts.config, parts.device
+    free, host_free = device.free_bytes(), host_memory().free_bytes
+    if device.owns_memory:
+        free = int(free * (options.memory_ratio if options.memory_ratio is not None else 1.0))
+        free = min(free, options.gpu_memory or free)
+    else:
+        free = min(free, host_free)
+    return Facts(
+        model_name=name,
+        sizes=_sizes(parts),
+        experts_per_token=config.num_moe_layers * (config.moe.top_k if config.moe else 0),
+        expert_flops=cost.expert_flops(config, 1) if config.moe else 0.0,
+        max_position=config.max_position,
+        device=device.name,
+        owns_memory=device.owns_memory,
+        in_host_memory=device.in_host_memory,
+        free_bytes=free,
+        host_free_bytes=host_free,
+        machine=device.machine,
+        has_states=any(s.unit == "state" for s in parts.specs),
+        run_ahead=device.run_ahead,
+        min_slots=MIN_SLOTS,
+    )
+
+
+def preflight(facts: Facts) -> None:
+    """Refuse a bank that host memory can't hold, before the first byte is read."""
+    bank = facts.sizes.num_experts * facts.sizes.record_bytes
+    dense = 0 if facts.owns_memory else facts.sizes.dense_bytes
+    if bank + dense > facts.host_free_bytes:
+        raise CapacityError(
+            f"Host memory: experts {format_bytes(bank)} + dense weights {format_bytes(dense)} wanted, "
+            f"{format_bytes(facts.host_free_bytes)} available.",
+            code="host_memory",
+            hint="Close other programs, or use a smaller or more strongly quantised model.",
+        )

@@ -1,0 +1,213 @@
+"""What a dialect is: how one publisher's tool stores coded matrices under several tensor names.
+
+Owns the tables' types and the source that shows a module's codes and scales as one matrix under the
+name its plain form would have. Doesn't know formats but by name, nor models. Invariant: opening lists
+every missing, stray or unreadable tensor at once, from headers alone; codes are never expanded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freetoken.core.errors import WeightsError
+from freetoken.core.weights import CodedMatrix, WeightSource
+from freetoken.weights.names import canonical
+
+Shapes = Mapping[str, tuple[int, ...]]
+Raw = Mapping[str, Any]
+_SHOWN = 12
+
+
+class Unreadable(Exception):
+    """A module that a scheme knows and can't read; the text says why."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a module turns out to be: the weight format's name, and the matrix's own shape [.., rows, K]."""
+
+    format: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way of storing a matrix. Roles are endings of tensor names, separator included.
+
+    needs    roles that must be there, with the types they may have; the first one is the codes'
+    form     (shapes by role, the checkpoint's quantisation config) -> Form, or Unreadable
+    codes    (tensors by role, config) -> the matrix in its format's own codes
+    may      roles that are read if they are there
+    ignores  roles that a weight doesn't depend on, as scales of activations
+    refuses  role -> why a module with it can't be read
+    plain    ending of the name that the matrix has when it is not coded
+    """
+
+    needs: Mapping[str, tuple[torch.dtype, ...]]
+    form: Callable[[Shapes, Raw], Form]
+    codes: Callable[[Mapping[str, Tensor], Raw], CodedMatrix]
+    may: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    plain: str = ".weight"
+
+    @property
+    def anchor(self) -> str:
+        return next(iter(self.needs))
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A publisher's tool. One file of `dialects/` each.
+
+    methods   what `quant_method` says in the checkpoint's config
+    ignored   endings of tensors that nothing here depends on, whatever module they belong to
+    check     (config) -> Unreadable for settings that no scheme covers
+    """
+
+    methods: tuple[str, ...]
+    schemes: tuple[Scheme, ...]
+    ignored: tuple[str, ...] = ()
+    check: Callable[[Raw], None] = lambda raw: None
+
+
+@dataclass(frozen=True)
+class _Module:
+    scheme: Scheme
+    stored: Mapping[str, str]
+    form: Form
+
+
+class DialectSource(WeightSource):
+    """A checkpoint's tensors with every coded module as one matrix under its plain name."""
+
+    def __init__(self, source: WeightSource, dialect: Dialect, raw: Raw) -> None:
+        self._source, self._raw = source, raw
+        self._modules: dict[str, _Module] = {}
+        try:
+            dialect.check(raw)
+        except Unreadable as why:
+            raise _unsupported([str(why)]) from why
+        everything = set(source.names())
+        names = {n for n in everything if not n.endswith(dialect.ignored) and canonical(n)}
+        used: set[str] = set()
+        missing: list[str] = []
+        refused: list[str] = []
+        for name in sorted(names):
+            scheme = self._scheme_of(dialect, name, names)
+            if scheme is not None:
+                base = name[: -len(scheme.anchor)]
+                roles = (*scheme.needs, *scheme.may, *scheme.ignores, *scheme.refuses)
+                used |= {base + role for role in roles}
+                missing += [base + role for role in scheme.needs if base + role not in names]
+                self._add(scheme, base, names, refused)
+        scales = tuple({role for scheme in dialect.schemes for role in scheme.needs if role != scheme.plain})
+        stray = sorted(name for name in names - used if name.endswith(scales))
+        _report(missing, stray, refused)
+        self._plain = (names - used) | {name for name in everything if not canonical(name)}
+
+    def _scheme_of(self, dialect: Dialect, name: str, names: set[str]) -> Scheme | None:
+        """The scheme whose codes `name` are: one that has all it needs before one that lacks something."""
+        found = []
+        for scheme in dialect.schemes:
+            if name.endswith(scheme.anchor):
+                base = name[: -len(scheme.anchor)]
+                there = {base + role: types for role, types in scheme.needs.items() if base + role in names}
+                if all(self._source.dtype(n) in types for n, types in there.items()):
+                    found.append((len(there) == len(scheme.needs), scheme))
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def _add(self, scheme: Scheme, base: str, names: set[str], refused: list[str]) -> None:
+        roles = (*scheme.needs, *scheme.may)
+        stored = {role: base + role for role in roles if base + role in names}
+        refused += [f"{base}{role}: {why}" for role, why in scheme.refuses.items() if base + role in names]
+        if not all(role in stored for role in scheme.needs):
+            return
+        shapes = {role: self._source.shape(name) for role, name in stored.items()}
+        try:
+            form = scheme.form(shapes, self._raw)
+        except Unreadable as why:
+            refused.append(f"{base}{scheme.anchor}: {why}")
+        else:
+            self._modules[base + scheme.plain] = _Module(scheme, stored, form)
+
+    def counts(self) -> dict[str, int]:
+        """How many matrices each format codes."""
+        return Counter(module.form.format for module in self._modules.values())
+
+    def names(self) -> Iterable[str]:
+        return [*self._plain, *self._modules]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        module = self._modules.get(name)
+        return module.form.shape if module else self._source.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a coded matrix, the type of its decoded numbers."""
+        return torch.float32 if name in self._modules else self._source.dtype(name)
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._source.read_rows(name, start, stop)
+
+    def coding(self, name: str) -> str:
+        module = self._modules.get(name)
+        return module.form.format if module else self._source.coding(name)
+
+    def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
+        module = self._modules.get(name)
+        if module is None:
+            return self._source.read_coded(name, index)
+        stored = module.stored.items()
+        if index is None:
+            tensors = {role: self._source.read(stored_name) for role, stored_name in stored}
+        else:
+            tensors = {role: self._source.read_rows(n, index, index + 1)[0] for role, n in stored}
+        try:
+            return module.scheme.codes(tensors, self._raw)
+        except Unreadable as why:
+            raise _unsupported([f"{name}: {why}"]) from why
+
+    def stored_bytes(self, name: str) -> int:
+        module = self._modules.get(name)
+        stored = module.stored.values() if module else [name]
+        return sum(self._source.stored_bytes(n) for n in stored)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _report(missing: list[str], stray: list[str], refused: list[str]) -> None:
+    """One error for everything that a module lacks, has too much of, or can't be read by."""
+    if missing or stray:
+        parts = [("missing", missing), ("scale nothing, their codes are missing or of another type", stray)]
+        raise WeightsError(
+            "Coded weights are incomplete. "
+            + ". ".join(f"{len(names)} tensors {what}: {_list(names)}" for what, names in parts if names)
+            + ".",
+            code="missing_tensor",
+            hint="Download the checkpoint again, or use another quantisation of this model.",
+        )
+    if refused:
+        raise _unsupported(refused)
+
+
+def _unsupported(faults: list[str]) -> WeightsError:
+    return WeightsError(
+        f"This checkpoint's quantisation can't be read: {_list(faults, '; ')}.",
+        code="unsupported_quantization",
+        hint="Use another quantisation of this model: docs/quantised-checkpoints.md lists what is read.",
+    )
+
+
+def _list(texts: list[str], by: str = ", ") -> str:
+    more = f"{by}and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return by.join(texts[:_SHOWN]) + more
