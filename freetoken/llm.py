@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import os
 import secrets
 import threading
@@ -17,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,10 +30,12 @@ from freetoken.chat.codec import AnswerReader, ChatCodec, Prompt
 from freetoken.chat.constraint import ConstraintMaker, TokenConstraint
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event, Finish
+from freetoken.chat.prompt_edit import Asked, Place, find_edit
+from freetoken.chat.prompt_history import PromptHistory
 from freetoken.chat.script import Script
 from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
-from freetoken.core.generate import GenerateParams, Status, Thinking, Timing
+from freetoken.core.generate import GenerateParams, PrefixReport, Status, Thinking, Timing
 from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
@@ -56,6 +60,9 @@ class Generation:
         self.request_id = request_id
         self.prompt_tokens = reader.prompt_tokens
         self.timing = Timing()
+        self.reuse = PrefixReport(prompt=reader.prompt_tokens)
+        self.token_ids: list[int] = []
+        self.asked: Asked | None = None
         self._reader, self._abort = reader, abort
         self._outputs: deque[Output] = deque()
         self._wake = threading.Condition()
@@ -69,6 +76,9 @@ class Generation:
     def put(self, output: Output) -> asyncio.AbstractEventLoop | None:
         """Engine's side: queue an output; returns the loop to wake, if one waits."""
         if output.token_ids:
+            if not self.token_ids:
+                self.reuse.cached, self.reuse.matched = output.cached_tokens, output.matched_tokens
+            self.token_ids += output.token_ids
             self.timing.queued_s = output.queued_s
             self.timing.note(len(output.token_ids), time.perf_counter())
         with self._wake:
@@ -131,6 +141,7 @@ class LLM:
         self._recorder: RoutingRecorder | None = None
         self._script: Script | None = None
         self._constraints: ConstraintMaker | None = None
+        self._history = PromptHistory()
         atexit.register(_close, weakref.ref(self))
 
     # --- life ---
@@ -225,7 +236,15 @@ class LLM:
 
     def resize_memory(self, total_bytes: int, timeout_s: float = 60.0) -> None:
         """Change the device memory budget while requests run; CapacityError leaves all as it was."""
-        self.built.engine.resize(total_bytes).result(timeout_s)
+        outcome = self.built.engine.resize(total_bytes)
+        try:
+            outcome.result(timeout_s)
+        except concurrent.futures.TimeoutError as e:
+            raise BusyError(
+                "The engine has not come to a point where memory can move.",
+                code="resize_pending",
+                hint="It will happen there; GET /v1/cache shows when.",
+            ) from e
 
     # --- requests ---
 
@@ -252,7 +271,8 @@ class LLM:
             group=params.session or conversation.opening_id,
             constraint=constraint,
         )
-        return self._submit(submit, reader)
+        asked = codec.asked(conversation, prompt, submit.group)
+        return self._submit(submit, reader, asked, partial(codec.place_of, conversation, prompt))
 
     def count_chat(self, conversation: Conversation, params: GenerateParams) -> int:
         """Length in tokens of the prompt that `submit_chat` would run. Runs nothing."""
@@ -271,14 +291,18 @@ class LLM:
         self._check_length(len(ids), params, "prompt")
         sampling = self._sampling(params, len(ids), None, ())
         reader = codec.text_reader(ids, stop=params.stop, logprobs=params.logprobs is not None)
-        return self._submit(Submit(request_id, ids, sampling, group=params.session), reader)
+        submit = Submit(request_id, ids, sampling, group=params.session)
+        return self._submit(submit, reader, Asked(params.session, ids, len(ids)), lambda at: Place(0, ""))
 
     def abort(self, request_id: str) -> None:
         """End a request; a no-op when it has ended."""
         if self._built is not None:
             self._built.engine.abort(request_id)
 
-    def _submit(self, submit: Submit, reader: AnswerReader) -> Generation:
+    def _submit(
+        self, submit: Submit, reader: AnswerReader, asked: Asked, place_of: Callable[[int], Place]
+    ) -> Generation:
+        """Enqueue, and find out meanwhile what was changed since an earlier prompt."""
         if self._draining:
             raise BusyError(
                 "The server is shutting down.", code="draining", hint="Try again once it is back."
@@ -288,8 +312,22 @@ class LLM:
             if submit.request_id in self._live:
                 raise RequestError(f"Request id {submit.request_id} is in use.", code="duplicate_request")
             self._live[submit.request_id] = generation
+        generation.asked = asked
+        earlier = self._history.remember(asked)
         self.built.engine.submit(submit)
+        edit = find_edit(asked, earlier, place_of)
+        report = generation.reuse
+        report.is_off = not self.plan.prefix_cache
+        report.shared, report.edit, report.where = edit.shared, edit.cause, edit.where
         return generation
+
+    def _ended(self, generation: Generation) -> None:
+        """Engine's thread: an answer is whole; later prompts may hold it."""
+        asked = generation.asked
+        if asked is not None and generation.token_ids:
+            self._history.answered(asked, generation.token_ids)
+        elif asked is not None:
+            self._history.forget(asked)
 
     def _encode(self, conversation: Conversation, params: GenerateParams) -> Prompt:
         """Render with the thinking that the request wishes, else the server's."""
@@ -375,6 +413,8 @@ class LLM:
                     del self._live[output.request_id]
             if generation is not None:
                 loop = generation.put(output)
+                if output.finish is not None:
+                    self._ended(generation)
                 if loop is not None:
                     loops.setdefault(loop, []).append(generation)
         for loop, generations in loops.items():

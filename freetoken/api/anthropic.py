@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's request to a Conversation.
 
 Owns the request's fields; content blocks are read in `anthropic_content`, the answer's shape is in
-`anthropic_answer`. Fields that only steer Anthropic's own service (betas, cache marks, metadata,
+`anthropic_answer`. Fields that only steer Anthropic's own service (betas, cache marks,
 context management) mean nothing here and are ignored. `max_tokens` is a cap, as in that API: it is
 lowered to what the context leaves.
 """
@@ -16,6 +16,7 @@ from freetoken.api.answer_format import only_one, read_format
 from freetoken.api.anthropic_content import Turn, read_tools, read_turns, system_turns
 from freetoken.api.body import decode
 from freetoken.api.sampling import MAX_STOPS, out_of_range, refuse_fields
+from freetoken.api.sessions import SessionFields
 from freetoken.api.tool_choice import ToolChoice, check_tool_choice
 from freetoken.chat.conversation import AnswerFormat, Conversation
 from freetoken.core.errors import RequestError
@@ -58,7 +59,7 @@ class OutputIn(msgspec.Struct):
     format: dict[str, Any] | None = None
 
 
-class CountRequest(msgspec.Struct, kw_only=True):
+class CountRequest(SessionFields, kw_only=True):
     """What decides the prompt."""
 
     messages: list[Turn]

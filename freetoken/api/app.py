@@ -21,7 +21,16 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from freetoken.api import anthropic, models, openai_chat, openai_completions, openai_responses, openapi, page
+from freetoken.api import (
+    anthropic,
+    memory,
+    models,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    openapi,
+    page,
+)
 from freetoken.api.anthropic_answer import CountBody, MessageRenderer
 from freetoken.api.anthropic_answer import error_body as anthropic_error
 from freetoken.api.auth import Gate, allowed_origins, read_keys
@@ -37,6 +46,7 @@ from freetoken.api.openai_responses_items import ToolNames
 from freetoken.api.receipts import Receipts
 from freetoken.api.response_store import ResponseStore
 from freetoken.api.sampling import for_choice
+from freetoken.api.sessions import session_of
 from freetoken.api.sse import KEEP_ALIVE_S, Reply
 from freetoken.core.errors import MethodError, NotFoundError, nearest
 from freetoken.core.options import Options
@@ -69,6 +79,7 @@ class _Api:
             "/v1/responses": self.responses,
             "/v1/messages": self.messages,
             "/v1/messages/count_tokens": self.count_tokens,
+            "/v1/cache/resize": self.resize,
         }
         gets: dict[str, Handler] = {
             "/": self.index,
@@ -76,7 +87,9 @@ class _Api:
             "/v1/models": self.list_models,
             "/v1/models/{model:path}": self.get_model,
             "/v1/responses/{id}": self.get_response,
+            "/v1/requests": self.list_receipts,
             "/v1/requests/{id}": self.receipt,
+            "/v1/cache": self.cache,
             "/v1/stats": self.stats,
             "/metrics": self.prometheus,
             "/openapi.json": self.openapi,
@@ -107,7 +120,8 @@ class _Api:
         models.check_ready(self.llm)
         body = openai_chat.parse(await read_body(request))
         name = models.check_model(self.llm, self.options, body.model)
-        params, conversation = body.generate_params(), body.to_conversation()
+        conversation = body.to_conversation()
+        params = body.generate_params().of_session(session_of(request.headers, body, conversation))
         n, stream, request_id = body.n or 1, bool(body.stream), served(request.scope).id
         generations = await _submit(
             [
@@ -124,7 +138,8 @@ class _Api:
         models.check_ready(self.llm)
         body = openai_completions.parse(await read_body(request))
         name = models.check_model(self.llm, self.options, body.model)
-        params, prompts = body.generate_params(), body.prompts()
+        prompts = body.prompts()
+        params = body.generate_params().of_session(session_of(request.headers, body, None))
         n, stream, request_id = body.check_choices(len(prompts)), bool(body.stream), served(request.scope).id
         echoes = [echo_text(p, self.llm.tokenizer) if body.echo else "" for p in prompts for _ in range(n)]
         generations = await _submit(
@@ -147,7 +162,8 @@ class _Api:
         name = models.check_model(self.llm, self.options, body.model)
         earlier = self.store.history(body.previous_response_id) if body.previous_response_id else []
         items, names = [*earlier, *body.new_items()], ToolNames(body.tools or [])
-        params, conversation = body.generate_params(), body.to_conversation(items, names)
+        conversation = body.to_conversation(items, names)
+        params = body.generate_params().of_session(session_of(request.headers, body, conversation))
         request_id = served(request.scope).id
 
         def keep(output: list[Any], whole: bytes) -> None:
@@ -171,7 +187,8 @@ class _Api:
         models.check_ready(self.llm)
         body = anthropic.parse(await read_body(request))
         name = models.check_model(self.llm, self.options, body.model)
-        params, conversation = body.generate_params(), body.to_conversation()
+        conversation = body.to_conversation()
+        params = body.generate_params().of_session(session_of(request.headers, body, conversation))
         request_id = served(request.scope).id
         generations = await _submit([partial(self.llm.submit_chat, conversation, params, request_id)])
         renderer = MessageRenderer(
@@ -210,6 +227,18 @@ class _Api:
 
     async def receipt(self, request: Request) -> Response:
         return JSONResponse(self.receipts.get(request.path_params["id"]))
+
+    async def list_receipts(self, request: Request) -> Response:
+        return JSONResponse(self.receipts.listing(request.query_params.get("limit", "")))
+
+    async def cache(self, request: Request) -> Response:
+        return JSONResponse(memory.report(self.llm))
+
+    async def resize(self, request: Request) -> Response:
+        models.check_ready(self.llm)
+        size = memory.parse(await read_body(request))
+        done = await asyncio.get_running_loop().run_in_executor(None, memory.resize, self.llm, size)
+        return JSONResponse(done)
 
     async def stats(self, request: Request) -> Response:
         return JSONResponse(dict(self.llm.stats()))

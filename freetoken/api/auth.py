@@ -31,7 +31,7 @@ from freetoken.core.errors import (
 from freetoken.core.options import Options
 
 OPEN_PATHS = ("/", "/health", "/api/hello")
-ADMIN_PATHS = ("/v1/stats", "/v1/requests/", "/metrics")
+ADMIN_PATHS = ("/v1/stats", "/v1/requests", "/v1/cache", "/metrics")
 
 
 def is_loopback(host: str) -> bool:

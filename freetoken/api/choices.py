@@ -94,6 +94,7 @@ class Choices:
         figures.prompt_tokens = sum(g.prompt_tokens for g in known)
         figures.completion_tokens = usage.completion_tokens
         figures.cached_tokens = usage.cached_tokens
+        figures.prefixes = [g.reuse for g in known]
         figures.timings = [g.timing for g in self._generations]
         reasons = dict.fromkeys(self._finished[i].reason for i in sorted(self._finished))
         figures.finish = "disconnect" if self.gone else "+".join(reasons)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from freetoken.chat.conversation import Conversation
 from freetoken.chat.events import Event
-from freetoken.core.generate import GenerateParams, Status, Timing
+from freetoken.core.generate import GenerateParams, PrefixReport, Status, Timing
 
 Prompt = str | NDArray[np.int32]
 
@@ -31,6 +31,9 @@ class Generation(Protocol):
 
     @property
     def timing(self) -> Timing: ...
+
+    @property
+    def reuse(self) -> PrefixReport: ...
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -73,6 +76,9 @@ class LanguageModel(Protocol):
 
     def stats(self) -> Mapping[str, Any]:
         """Nested plain numbers."""
+
+    def resize_memory(self, total_bytes: int) -> None:
+        """Change the device memory budget while requests run; may block. CapacityError: all as it was."""
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let running requests finish, abort what is left after `timeout_s`."""

@@ -17,7 +17,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freetoken.api.errors import ErrorBody, error_body
-from freetoken.core.generate import Timing
+from freetoken.core.generate import PrefixReport, Timing
 from freetoken.core.log import logger
 
 QUIET_PATHS = ("/health", "/metrics", "/v1/stats")
@@ -29,6 +29,7 @@ class Served:
     """One request's figures. Times are `time.perf_counter()` seconds, 0 = not yet.
 
     timings     of each generation
+    prefixes    of each prompt: what was reused
     error_body  the shape that errors have in the protocol of the request's path
     """
 
@@ -40,6 +41,7 @@ class Served:
     cached_tokens: int = 0
     finish: str = ""
     timings: Sequence[Timing] = ()
+    prefixes: Sequence[PrefixReport] = ()
     error_body: ErrorBody = error_body
 
     @property

@@ -16,6 +16,7 @@ from freetoken.api.answer_format import read_format
 from freetoken.api.body import decode
 from freetoken.api.openai_responses_items import ToolNames, read_items
 from freetoken.api.sampling import out_of_range, refuse_fields
+from freetoken.api.sessions import SessionFields
 from freetoken.api.thoughts import check_effort, thinks_by_effort
 from freetoken.api.tool_choice import ToolChoice, check_tool_choice, word_choice
 from freetoken.chat.conversation import Conversation, Message
@@ -43,7 +44,7 @@ class TextIn(msgspec.Struct):
     verbosity: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(SessionFields, kw_only=True):
     """The body. Fields typed Any are looked at only to refuse them."""
 
     input: str | list[Any] | None = None

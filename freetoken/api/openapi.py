@@ -13,6 +13,7 @@ import msgspec
 
 from freetoken import __version__
 from freetoken.api.anthropic import CountRequest, MessagesRequest
+from freetoken.api.memory import ResizeRequest
 from freetoken.api.openai_chat import ChatRequest
 from freetoken.api.openai_completions import CompletionRequest
 from freetoken.api.openai_responses import ResponsesRequest
@@ -23,14 +24,17 @@ _POSTS: dict[str, tuple[type, str]] = {
     "/v1/responses": (ResponsesRequest, "Answer a conversation of items (OpenAI)"),
     "/v1/messages": (MessagesRequest, "Answer a conversation (Anthropic)"),
     "/v1/messages/count_tokens": (CountRequest, "Count a prompt's tokens (Anthropic)"),
+    "/v1/cache/resize": (ResizeRequest, "Use more or less device memory from now on"),
 }
-_STREAMS = tuple(path for path in _POSTS if path != "/v1/messages/count_tokens")
+_STREAMS = tuple(path for path in _POSTS if path not in ("/v1/messages/count_tokens", "/v1/cache/resize"))
 _GETS = {
     "/health": "Whether requests are taken",
     "/v1/models": "The model that is served",
     "/v1/models/{model}": "One model",
     "/v1/responses/{id}": "A stored response",
     "/v1/requests/{id}": "The receipt of a request that has ended",
+    "/v1/requests": "The receipts of the latest requests, newest first",
+    "/v1/cache": "What memory is used for",
     "/v1/stats": "Figures of the engine",
     "/metrics": "The same for Prometheus",
 }

@@ -14,9 +14,10 @@ from typing import Any
 
 from freetoken.api.metrics import flatten
 from freetoken.api.observe import Served
-from freetoken.core.errors import NotFoundError
+from freetoken.core.errors import NotFoundError, RequestError
 
 MAX_RECEIPTS = 1000
+LISTED = 100
 _GROUPS = ("engine", "experts", "cache")
 
 
@@ -66,6 +67,7 @@ class Receipts:
                 "computed": figures.prompt_tokens - figures.cached_tokens,
                 "completion": tokens,
             },
+            "prefix": [report.to_dict() for report in figures.prefixes],
             "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
             "shared": is_shared,
         }
@@ -82,6 +84,19 @@ class Receipts:
                 hint="Use the x-request-id header of an answer that has ended; the latest ones are kept.",
             )
         return found
+
+    def listing(self, limit: str = "") -> dict[str, Any]:
+        """The latest receipts, newest first, without the engine's figures. limit: how many, as text."""
+        if limit and not (limit.isascii() and limit.isdigit()):
+            raise RequestError(
+                f"limit is {limit[:40]!r}, it must be a whole number.",
+                code="invalid_type",
+                hint="Leave it out for the latest 100.",
+                param="limit",
+            )
+        newest = list(reversed(self._kept.values()))[: min(int(limit[:9] or LISTED), self._most)]
+        data = [{key: value for key, value in row.items() if key != "engine"} for row in newest]
+        return {"object": "list", "data": data, "running": len(self._running)}
 
     def _counters(self) -> dict[str, float]:
         stats = self._stats()

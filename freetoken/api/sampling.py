@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from freetoken.api.sessions import SessionFields
 from freetoken.core.errors import RequestError
 from freetoken.core.generate import GenerateParams
 
@@ -37,7 +38,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class Sampling(msgspec.Struct, kw_only=True):
+class Sampling(SessionFields, kw_only=True):
     """Fields that chat and text completions share, as they come."""
 
     model: str | None = None

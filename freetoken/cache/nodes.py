@@ -175,13 +175,5 @@ class _Run:
         self.tail = -1
 
 
-def num_common(a: IntArray, b: IntArray) -> int:
-    """Length of the common prefix of two int arrays."""
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    at = int(differs.argmax()) if n else 0
-    return at if n and differs[at] else n
-
-
 def joined(a: IntArray, b: IntArray) -> IntArray:
     return np.concatenate([a, b]).astype(np.int32, copy=False)

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from freetoken.cache.nodes import Lock, Node, PageRuns, Resource, joined, num_common
-from freetoken.core.prefix import Committed, IntArray
+from freetoken.cache.nodes import Lock, Node, PageRuns, Resource, joined
+from freetoken.core.prefix import Committed, IntArray, num_common
 
 LONG_CONTEXT = 32768
 """Tokens of context at which attention costs about as much again as the rest of a token."""

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from freetoken.chat.conversation import Conversation
+from freetoken.chat.conversation import Conversation, Message
 from freetoken.chat.events import Event, Finish, Reason, TokenInfo, TokenLogprobs, ToolCallEnd, Usage
 from freetoken.chat.grammar import Grammar, spoken_rows
 from freetoken.chat.inert import InertText
 from freetoken.chat.nonces import without_nonces
 from freetoken.chat.parsers import grammar_for
+from freetoken.chat.prompt_edit import Asked, Place, marks_of
 from freetoken.chat.prompt_form import PromptForm, split_thoughts
+from freetoken.chat.prompt_places import place_of
 from freetoken.chat.stream_parser import StreamParser
 from freetoken.chat.template import ChatTemplate
 from freetoken.chat.tokenizer import Detokenizer, IntArray, Tokenizer
@@ -58,8 +60,9 @@ class Prompt:
 class ChatCodec:
     """Encodes conversations and reads answers for one model.
 
-    template  None for a base model: conversations are refused, plain text works
-    parser    name of a file in parsers/, None to choose by the template
+    template     None for a base model: conversations are refused, plain text works
+    parser       name of a file in parsers/, None to choose by the template
+    drop_nonces  leave out lines that clients change with each request (nonces.py)
 
     anchor_ids  ids around which a generated answer has anchors: thoughts, calls, the answer's end
     stop_ids    ids that end an answer
@@ -67,9 +70,15 @@ class ChatCodec:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, parser: str | None = None
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        parser: str | None = None,
+        *,
+        drop_nonces: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
+        self._drop_nonces = drop_nonces
         self.template = template
         text = template.text if template else ""
         self.grammar: Grammar = grammar_for(text, parser)
@@ -93,9 +102,10 @@ class ChatCodec:
         self.think_ids = tokenizer.id_of(think[0]), tokenizer.id_of(think[1])
 
     @classmethod
-    def from_directory(cls, path: Path, parser: str | None = None) -> ChatCodec:
+    def from_directory(cls, path: Path, parser: str | None = None, *, drop_nonces: bool = True) -> ChatCodec:
         """Read a checkpoint's tokenizer and template."""
-        return cls(Tokenizer.from_directory(path), ChatTemplate.from_directory(path), parser)
+        tokenizer, template = Tokenizer.from_directory(path), ChatTemplate.from_directory(path)
+        return cls(tokenizer, template, parser, drop_nonces=drop_nonces)
 
     def encode(
         self, conversation: Conversation, *, thinking: Thinking = "auto", thinking_budget: int | None = None
@@ -170,10 +180,7 @@ class ChatCodec:
                 code="no_chat_template",
                 hint="Use /v1/completions, or put a chat_template.jinja into the checkpoint folder.",
             )
-        turns = tuple(
-            split_thoughts(turn, self.grammar.think) for turn in without_nonces(conversation.messages)
-        )
-        messages = self._form.messages(replace(conversation, messages=turns))
+        messages = self._form.messages(self.normal_form(conversation))
         tools = [tool.to_template() for tool in conversation.offered_tools]
         variables = self._inert.break_up(conversation.template_kwargs)
         if thinks is not None:
@@ -182,6 +189,25 @@ class ChatCodec:
         if thinks is False and self.grammar.think and self._ends_in_thought(text):
             text = f"{text.rstrip()}\n\n{self.grammar.think[1]}\n\n"
         return text
+
+    def normal_form(self, conversation: Conversation) -> Conversation:
+        """The conversation as it is rendered: thoughts in their place, without nonces."""
+        turns: Sequence[Message] = conversation.messages
+        if self._drop_nonces:
+            turns = without_nonces(turns)
+        return replace(
+            conversation, messages=tuple(split_thoughts(turn, self.grammar.think) for turn in turns)
+        )
+
+    def asked(self, conversation: Conversation, prompt: Prompt, session: str = "") -> Asked:
+        """What is to be remembered of a prompt, to compare later ones with."""
+        turns, tools = marks_of(self.normal_form(conversation))
+        return Asked(session, prompt.ids, len(prompt.ids), turns, tools, prompt.starts_in_thinking)
+
+    def place_of(self, conversation: Conversation, prompt: Prompt, position: int) -> Place:
+        """The part of a prompt in which token `position` lies."""
+        text = self.tokenizer.backend.decode(prompt.ids[:position].tolist(), skip_special_tokens=False)
+        return place_of(self.normal_form(conversation), prompt.text, len(text))
 
     def _ends_in_thought(self, text: str) -> bool:
         return self.grammar.think is not None and text.rstrip().endswith(self.grammar.think[0])

@@ -24,7 +24,7 @@ from freetoken.core.errors import CapacityError, ConfigError, FreeTokenError, ne
 
 PACKAGE = "freetoken.cli"
 INTERRUPTED = 130
-ORDER = ("demo", "serve", "chat", "generate", "launch", "doctor", "config", "verify", "bench")
+ORDER = ("demo", "serve", "chat", "generate", "launch", "ctl", "doctor", "config", "verify", "bench")
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,13 +7,15 @@ SamplingParams with the model's defaults and token ids. `None` always means: the
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from freetoken.core.errors import FreeTokenError
 
 Thinking = Literal["auto", "on", "off"]
 State = Literal["loading", "ok", "failed"]
+LEAST_LOSS = 64
+"""Tokens computed again that need no explanation: the rest of a page, the way back to an anchor."""
 GAP_BOUNDS_S = (0.001, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -50,6 +52,54 @@ class GenerateParams:
     thinking: Thinking | None = None
     thinking_budget: int | None = None
     session: str = ""
+
+    def of_session(self, session: str) -> GenerateParams:
+        """The same wishes of a conversation that was named; "" changes nothing."""
+        return replace(self, session=session) if session else self
+
+
+@dataclass
+class PrefixReport:
+    """What of one prompt was reused, and why not more. All figures in tokens.
+
+    shared   in common with the earlier prompt, and its answer, that is most like this one
+    edit     what was changed since then: a cause of `chat/prompt_edit.py`, "" = nothing
+    where    the part of the prompt in which the first changed token lies
+    cached   reused; matched: what the prefix cache still knew; is_off: there is no prefix cache
+    """
+
+    prompt: int = 0
+    shared: int = 0
+    edit: str = ""
+    where: str = ""
+    cached: int = 0
+    matched: int = 0
+    is_off: bool = False
+
+    @property
+    def lost(self) -> int:
+        """Tokens that had been computed before and were computed again."""
+        return max(min(self.shared, self.prompt - 1) - self.cached, 0)
+
+    @property
+    def cause(self) -> str:
+        """Why more was not reused: `evicted`, `no_state` (nothing to resume from), or the edit."""
+        if self.is_off:
+            return "cache_off"
+        if self.lost <= LEAST_LOSS or (self.edit and self.lost < self.prompt - self.shared):
+            return self.edit
+        return "evicted" if self.matched + LEAST_LOSS < min(self.shared, self.prompt) else "no_state"
+
+    def to_dict(self) -> dict[str, int | str | None]:
+        return {
+            "reused": self.cached,
+            "recomputed": self.prompt - self.cached,
+            "lost": self.lost,
+            "cause": self.cause or None,
+            "edit": self.edit or None,
+            "first_difference": self.shared if self.edit and self.edit != "new" else None,
+            "where": self.where or None,
+        }
 
 
 @dataclass(frozen=True)

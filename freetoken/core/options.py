@@ -110,6 +110,9 @@ class Options:
     thinking: str = _opt(str, "default for requests that don't say", "chat", default="auto", choices=THINKING)
     thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat", bounds=(0,))
     tool_parser: str | None = _opt(str, "tool call format (default: from the template)", "chat")
+    drop_nonces: bool = _opt(
+        "flag", "drop lines that a client changes with each request and no model needs", "chat", default=True
+    )
     strict_model: bool = _opt("flag", "refuse requests that name another model", "chat", default=False)
 
     host: str = _opt(str, "address to listen on", "server", default="127.0.0.1")

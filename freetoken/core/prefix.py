@@ -22,6 +22,14 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 
 
+def num_common(a: IntArray, b: IntArray) -> int:
+    """Length of the common prefix of two int arrays."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    at = int(differs.argmax()) if n else 0
+    return at if n and differs[at] else n
+
+
 class Checkpoint:
     """The recurrent state behind the first `position` tokens of some sequence.
 

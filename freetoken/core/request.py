@@ -114,6 +114,7 @@ class TokenLogprob:
 class Output:
     """What one step gave one request. `finish` is set exactly once, on the last output.
 
+    cached_tokens, matched_tokens  prompt tokens that the prefix cache supplied, and that it knew
     queued_s  seconds from arrival to the first computation, on the device's clock
     """
 
@@ -123,6 +124,7 @@ class Output:
     finish: FinishReason | None = None
     error: BaseException | None = None
     cached_tokens: int = 0
+    matched_tokens: int = 0
     prompt_tokens: int = 0
     queued_s: float = 0.0
 
@@ -132,7 +134,7 @@ class Request:
     """A live request inside the engine; owned by the scheduler, never shared with another thread.
 
     number          order of arrival: the older one has the right of way
-    num_cached      prompt tokens that a cache supplied when it first came in
+    num_cached      prompt tokens that a cache supplied when it first came in; num_matched: that it knew
     prefix          what the prefix cache holds for it; the first num_shared pages are the cache's
     save_positions  prompt positions whose state is worth saving, still to come, ascending
     save_at         save the state once this many tokens are computed, -1 = none
@@ -147,6 +149,7 @@ class Request:
     num_tokens: int = field(init=False)
     num_computed: int = 0
     num_cached: int = 0
+    num_matched: int = 0
     num_pending: int = 0
     number: int = 0
     page_ids: list[int] = field(default_factory=list)

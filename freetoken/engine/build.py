@@ -114,7 +114,7 @@ def build(options: Options, progress: Progress = lambda phase, percent: None) ->
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
     checkpoint = open_checkpoint(path)
-    codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser)
+    codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser, drop_nonces=options.drop_nonces)
     parts = survey(options, checkpoint, progress)
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)

@@ -328,6 +328,7 @@ class Engine:
                 (logprob,) if logprob is not None else (),
                 finish=reason,
                 cached_tokens=request.num_cached,
+                matched_tokens=request.num_matched,
                 prompt_tokens=request.num_prompt,
                 queued_s=request.queued_s,
             )

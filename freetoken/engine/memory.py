@@ -10,7 +10,7 @@ from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Device, ExpertBackend, Pool
 from freetoken.core.units import format_bytes
 from freetoken.engine.budget import Sizes, divide
-from freetoken.engine.plan import Plan, resize_demand
+from freetoken.engine.plan import Plan, resize_demand, without_slots
 from freetoken.engine.scheduler import Scheduler
 
 
@@ -20,9 +20,11 @@ class Memory:
     def __init__(self, plan: Plan, sizes: Sizes, device: Device, kv: Pool, experts: ExpertBackend) -> None:
         self.plan = plan
         self.state_bytes = sizes.state_bytes
-        self.budget_bytes = plan.memory.total_bytes
+        # Memory shared with the host is not handed out whole: what the pools take is the budget.
+        self.budget_bytes = plan.memory.total_bytes if device.owns_memory else plan.memory.used_bytes
         self.num_slots = plan.memory.num_slots
-        self._sizes, self._device, self._experts = sizes, device, experts
+        self._sizes = sizes if device.owns_memory else without_slots(sizes)
+        self._device, self._experts = device, experts
         self._kv = kv
 
     def resize_budget(self, scheduler: Scheduler, total_bytes: int) -> None:
@@ -30,12 +32,6 @@ class Memory:
 
         CapacityError, with nothing changed, when what runs does not fit.
         """
-        if not self._device.owns_memory:
-            raise CapacityError(
-                f"{self._device.name} has no memory of its own to resize.",
-                code="nothing_to_resize",
-                hint="Only a GPU (or --device sim) has expert slots.",
-            )
         demand = resize_demand(self.plan, self._pages_to_keep(scheduler, total_bytes) + 1)
         division = divide(total_bytes, self._sizes, demand)
         self._apply(scheduler, division.num_pages, division.num_slots)

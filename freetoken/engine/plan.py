@@ -127,7 +127,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         memory = divide(facts.free_bytes, facts.sizes, demand)
     else:
         demand = _host_demand(options, facts, states, limit, running, reasons)
-        memory = divide(max(facts.free_bytes, 0), _without_slots(facts.sizes), demand)
+        memory = divide(max(facts.free_bytes, 0), without_slots(facts.sizes), demand)
     if facts.owns_memory and (memory.num_pages - 1) * page_size < limit:
         reasons.append(
             f"context {limit}: KV grows out of expert slots beyond {(memory.num_pages - 1) * page_size}"
@@ -327,7 +327,7 @@ def _host_demand(
     return Demand(states, min(pages, pages_for(limit, sizes.page_size)), pages, num_slots=0, min_slots=0)
 
 
-def _without_slots(sizes: Sizes) -> Sizes:
+def without_slots(sizes: Sizes) -> Sizes:
     """The bank is host memory already; nothing is copied into slots."""
     return Sizes(
         dense_bytes=0,
@@ -351,7 +351,7 @@ def _policy(options: Options, facts: Facts, memory: Division, backend: str, reas
 
 def resize_demand(plan: Plan, live_pages: int) -> Demand:
     """What a live resize must keep: the pages in use, the states, and slots as the backend needs them."""
-    fixed = plan.backend in ("fused", "cpu")
+    fixed = plan.backend in ("fused", "cpu") or plan.memory.num_slots <= 1
     return Demand(
         num_states=plan.memory.num_states,
         min_pages=max(live_pages, plan.min_pages),

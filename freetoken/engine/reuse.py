@@ -70,6 +70,7 @@ class Reuse:
             self.num_returned += prefix.num_tokens > 0
         else:
             request.num_cached = prefix.num_tokens
+            request.num_matched = prefix.num_matched
         request.save_positions = []
         if self.cache.wants_states():
             anchors = [*request.submit.anchor_positions, prefix.num_matched]

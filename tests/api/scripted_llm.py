@@ -29,7 +29,7 @@ from freetoken.chat.events import (
     Usage,
 )
 from freetoken.core.errors import ContextLengthError
-from freetoken.core.generate import GenerateParams, Status, Timing
+from freetoken.core.generate import GenerateParams, PrefixReport, Status, Timing
 
 HANG = "hang"
 Step = Event | Exception | float | str
@@ -92,6 +92,7 @@ class ScriptedGeneration:
     prompt_tokens: int = PROMPT_TOKENS
     cancelled: threading.Event = field(default_factory=threading.Event)
     timing: Timing = field(default_factory=Timing)
+    reuse: PrefixReport = field(default_factory=lambda: PrefixReport(PROMPT_TOKENS))
 
     def cancel(self) -> None:
         if not self.cancelled.is_set():
@@ -150,6 +151,8 @@ class ScriptedLLM:
         self.live: set[ScriptedGeneration] = set()
         self.num_cancelled = 0
         self.submit_delay_s = 0.0
+        self.resized: list[int] = []
+        self.resize_error: Exception | None = None
         self._lock = threading.Lock()
 
     def status(self) -> Status:
@@ -157,6 +160,11 @@ class ScriptedLLM:
 
     def stats(self) -> dict[str, Any]:
         return {"experts": {"hits": 3, "misses": 1}, "running": len(self.live), "backend": "fused"}
+
+    def resize_memory(self, total_bytes: int) -> None:
+        if self.resize_error is not None:
+            raise self.resize_error
+        self.resized.append(total_bytes)
 
     def submit_chat(
         self, conversation: Conversation, params: GenerateParams, request_id: str

@@ -16,12 +16,13 @@ from freetoken.chat.events import Event, Finish, ReasoningDelta, TextDelta, Usag
 from freetoken.cli._remote import RemoteSession, chunk_events, find_server, request_body
 from freetoken.cli._tools import OFFERED
 from freetoken.core.errors import BusyError, FreeTokenError, RequestError
-from freetoken.core.generate import GenerateParams, Status
+from freetoken.core.generate import GenerateParams, PrefixReport, Status
 from freetoken.core.options import Options
 
 
 class ScriptedGeneration:
     prompt_tokens = 4
+    reuse = PrefixReport(4)
 
     def __init__(self, events: Sequence[Event | BaseException]) -> None:
         self.events = events

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from freetoken.chat.conversation import Conversation, Message
 from freetoken.chat.events import fold
 from freetoken.core.errors import ConfigError
-from freetoken.core.generate import GenerateParams
+from freetoken.core.generate import GenerateParams, PrefixReport
 from freetoken.core.options import Options
 from freetoken.llm import LLM, build_llm
 
@@ -63,3 +64,37 @@ def test_a_page_size_that_no_kernel_knows_is_refused():
     with pytest.raises(ConfigError) as e:
         build_llm(Options(device="cpu", page_size=24))
     assert e.value.code == "invalid_option" and "16" in (e.value.hint or "")
+
+
+def test_a_request_knows_why_its_prefix_was_not_reused(llm):
+    question = "Which of the boats in the harbour is the oldest, and who has painted it blue? " * 3
+    first = say(llm, "w1", question, "The small one.", "Is it really small?")[1]
+    turns = tuple(
+        Message.make(role, text)
+        for role, text in (("user", question), ("assistant", "The long one."), ("user", "Is it?"))
+    )
+    asked = llm.submit_chat(Conversation(turns), GREEDY, "w2")
+    usage = fold(asked).finish.usage
+    report = asked.reuse.to_dict()
+    assert report["cause"] == "text_changed" and report["where"] == "turn 1 (assistant)", report
+    assert report["reused"] == usage.cached_tokens > 0 and report["lost"] <= 64
+    assert report["first_difference"] < first.prompt_tokens
+    llm.built.engine.scheduler.reuse.clear()
+    again = llm.submit_chat(Conversation(turns), GREEDY, "w3")
+    fold(again)
+    assert again.reuse.to_dict()["cause"] == "evicted" and again.reuse.lost > 64
+
+
+def test_ids_that_were_asked_before_are_told_too(llm):
+    ids = np.arange(300, 700, dtype=np.int32)
+    fold(llm.submit_text(ids, GREEDY, "i1"))
+    other = ids.copy()
+    other[200] = 5
+    asked = llm.submit_text(other, GREEDY, "i2")
+    fold(asked)
+    report = asked.reuse
+    assert report.shared == report.matched == 200 and report.edit == "nonce" and report.cause == "no_state"
+
+
+def test_without_a_prefix_cache_that_is_the_cause(llm):
+    assert PrefixReport(prompt=10, is_off=True).cause == "cache_off"
