@@ -65,10 +65,26 @@ class WeightFormat(abc.ABC):
     name: str
     block: int = 1
     """Tile widths are multiples of this."""
+    gguf_type: int = -1
+    """The type's number in GGUF files; -1 = not a GGUF type."""
+    gguf_columns: int = 1
+    """Numbers in a GGUF block, whose bytes are `gguf_bytes`."""
+
+    @property
+    def gguf_bytes(self) -> int:
+        return 0
 
     def detects(self, dtype: torch.dtype) -> bool:
         """True if experts stored as plain tensors of `dtype` are this format."""
         return False
+
+    def from_gguf(self, raw: Tensor) -> CodedMatrix:
+        """Rows as a GGUF file holds them, uint8 [.., rows, bytes], as codes. Lossless."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+    def dequantise(self, raw: Tensor) -> Tensor:
+        """Rows as a GGUF file holds them, uint8 [.., rows, bytes], as float32 [.., rows, K]."""
+        raise NotImplementedError(f"{self.name} is no GGUF type")
 
     @abc.abstractmethod
     def tile_bytes(self, tile_width: int, hidden: int) -> int: ...

@@ -2,7 +2,8 @@
 
 A matrix [rows, K] in coded form is a mapping: `codes` uint8 [rows, K], one code a byte whatever its width,
 and the format's parts, each [rows / part.rows, K / part.columns]. Blocks lie along K, the summed
-dimension. Invariant: packing is lossless and `unpack` inverts it; code order is native/coded.h's.
+dimension. Codes of odd widths lie in planes: a plane holds some bits of every code. Invariant: packing is
+lossless and `unpack` inverts it; code order is native/coded.h's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stream:
-    """A run of bytes in a tile: `matrix`'s codes (part None) or one of its parts, [height, width]."""
+    """A run of bytes in a tile: a plane of `matrix`'s codes (part None) or one of its parts, [height, width]."""
 
     matrix: str
     part: Part | None
@@ -42,16 +43,18 @@ class Stream:
     num_bytes: int
     height: int
     width: int
+    plane: int = 0
 
 
 class CodedFormat(WeightFormat):
-    """A format of `code_bits` with `parts`; subclasses say how codes and parts make numbers.
+    """Codes and `parts`; subclasses say how they make numbers.
 
+    planes  bits of a code that each plane holds, lowest first
     words   rows hold codes as 16-bit words of which one digit spans 32 elements; False: bytes as they come
     error   largest |decode(encode(x)) - x| over the largest |x| of the matrix
     """
 
-    code_bits = 4
+    planes: tuple[int, ...] = (4,)
     words = True
     parts: tuple[Part, ...] = ()
     columns_multiple = 32
@@ -85,14 +88,11 @@ class CodedFormat(WeightFormat):
                 hint="Choose another weight format.",
             )
         at = 0
-        row = self._row_bytes(h)
-        for matrix, size, height in (
-            (GATE, w * row, w),
-            (UP, w * row, w),
-            (DOWN, w * h * self.code_bits // 8, w),
-        ):
-            yield Stream(matrix, None, at, size, height, h)
-            at += align_up(size, _ALIGN)
+        for plane, bits in enumerate(self.planes):
+            row = self._row_bytes(h, bits)
+            for matrix, size in ((GATE, w * row), (UP, w * row), (DOWN, w * h * bits // 8)):
+                yield Stream(matrix, None, at, size, w, h, plane)
+                at += align_up(size, _ALIGN)
         for part in self.parts:
             item = part.dtype.itemsize
             if not part.columns:
@@ -124,7 +124,7 @@ class CodedFormat(WeightFormat):
         w, h = gate["codes"].shape
         for one in self.streams(w, h):
             if one.part is None:
-                body = self._pack_codes(one.matrix, matrices[one.matrix]["codes"])
+                body = self._pack_plane(one, matrices[one.matrix]["codes"])
             elif not one.part.columns:
                 body = torch.stack([m[one.part.name].reshape(()) for m in matrices.values()])
             else:
@@ -139,7 +139,8 @@ class CodedFormat(WeightFormat):
         for one in self.streams(w, h):
             raw = tiles[..., one.offset : one.offset + one.num_bytes]
             if one.part is None:
-                found[one.matrix]["codes"] = self._unpack_codes(one.matrix, raw, w, h)
+                codes = self._unpack_plane(one, raw)
+                found[one.matrix]["codes"] = found[one.matrix]["codes"] | codes if one.plane else codes
                 continue
             values = _whole(raw).view(one.part.dtype).unflatten(-1, (one.height, one.width))
             if not one.part.columns:
@@ -164,48 +165,43 @@ class CodedFormat(WeightFormat):
             out[part.name] = value
         return out
 
-    def _row_bytes(self, h: int) -> int:
-        if not self.words:
-            return h * self.code_bits // 8
-        return ceil_div(h, 512 // self.code_bits) * 64
+    def _row_bytes(self, h: int, bits: int) -> int:
+        return ceil_div(h, 512 // bits) * 64 if self.words else h * bits // 8
 
-    def _pack_codes(self, matrix: str, codes: Tensor) -> Tensor:
-        if matrix == DOWN:
-            return self._down_words(codes.t())
+    def _pack_plane(self, one: Stream, codes: Tensor) -> Tensor:
+        """Codes [rows, K] -> what the stream holds, of any dtype and shape."""
+        bits, low = self.planes[one.plane], sum(self.planes[: one.plane])
+        if len(self.planes) > 1:
+            codes = codes >> low & (1 << bits) - 1
+        codes = codes.t() if one.matrix == DOWN else codes
         if not self.words:
             return codes
-        digits = 16 // self.code_bits
-        rows = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % (32 * digits)))
-        return _join(rows.unflatten(-1, (-1, digits, 32)).movedim(-2, 0), self.code_bits)
-
-    def _down_words(self, codes: Tensor) -> Tensor:
-        """[w, H] -> [w / 8, H] dwords (4 bits), [w / 2, H] words (8 bits), or the bytes themselves."""
-        if not self.words:
-            return codes
-        digits = 16 // self.code_bits
+        digits = 16 // bits
+        if one.matrix != DOWN:
+            rows = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % (32 * digits)))
+            return _join(rows.unflatten(-1, (-1, digits, 32)).movedim(-2, 0), bits)
         if digits == 2:
             return _join(codes.unflatten(0, (-1, 2)).movedim(1, 0), 8)
-        pairs = codes.unflatten(0, (-1, digits, 2))  # [w / 8, q, low or high word, H]
-        words = [_join(pairs[:, :, half].movedim(1, 0), 4) for half in (0, 1)]
-        return torch.stack(words, -1)
+        pairs = codes.unflatten(0, (-1, digits, 2))  # [w / (2 digits), digit, low or high word, H]
+        return torch.stack([_join(pairs[:, :, half].movedim(1, 0), bits) for half in (0, 1)], -1)
 
-    def _unpack_codes(self, matrix: str, raw: Tensor, w: int, h: int) -> Tensor:
-        lead = raw.shape[:-1]
+    def _unpack_plane(self, one: Stream, raw: Tensor) -> Tensor:
+        """The inverse: raw uint8 [.., bytes] -> [.., rows, K], in place within a code."""
+        bits, low = self.planes[one.plane], sum(self.planes[: one.plane])
+        lead, w, h = raw.shape[:-1], one.height, one.width
         if not self.words:
             codes = raw.reshape(*lead, w, h)
-            return codes.mT if matrix == DOWN else codes
-        digits = 16 // self.code_bits
+            return codes.mT if one.matrix == DOWN else codes
+        digits = 16 // bits
         words = _whole(raw).view(torch.int16)
-        if matrix != DOWN:
-            split = _split(words.reshape(*lead, w, -1, 1, 32), self.code_bits)
-            return split.reshape(*lead, w, -1)[..., :h]
-        if digits == 2:
-            codes = _split(words.reshape(*lead, w // 2, 1, h), 8).reshape(*lead, w, h)
+        if one.matrix != DOWN:
+            codes = _split(words.reshape(*lead, w, -1, 1, 32), bits).reshape(*lead, w, -1)[..., :h]
+        elif digits == 2:
+            codes = _split(words.reshape(*lead, w // 2, 1, h), bits).reshape(*lead, w, h).mT
         else:
-            halves = words.reshape(*lead, w // 8, 1, h, 2)
-            codes = _split(halves, 4, -3).movedim(-1, -2).reshape(*lead, w, h)
-        return codes.mT
-
+            halves = words.reshape(*lead, w // (2 * digits), 1, h, 2)
+            codes = _split(halves, bits, -3).movedim(-1, -2).reshape(*lead, w, h).mT
+        return codes << low
 
 def _whole(x: Tensor) -> Tensor:
     """A copy with plain strides, which `contiguous` doesn't promise for axes of one."""

@@ -18,6 +18,13 @@ class PlainFormat(WeightFormat):
     error_bound = 0.0
     dtype: torch.dtype
 
+    @property
+    def gguf_bytes(self) -> int:
+        return self.dtype.itemsize
+
+    def dequantise(self, raw: Tensor) -> Tensor:
+        return raw.contiguous().view(self.dtype).float()
+
     def detects(self, dtype: torch.dtype) -> bool:
         return bool(dtype == self.dtype)
 

@@ -10,6 +10,7 @@ from freetoken.quant._plain import PlainFormat
 class Bf16(PlainFormat):
     name = "bf16"
     dtype = torch.bfloat16
+    gguf_type = 30
 
 
 FORMAT = Bf16()

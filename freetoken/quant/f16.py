@@ -10,6 +10,7 @@ from freetoken.quant._plain import PlainFormat
 class F16(PlainFormat):
     name = "f16"
     dtype = torch.float16
+    gguf_type = 1
 
 
 FORMAT = F16()

@@ -10,6 +10,7 @@ from freetoken.quant._plain import PlainFormat
 class F32(PlainFormat):
     name = "f32"
     dtype = torch.float32
+    gguf_type = 0
 
 
 FORMAT = F32()

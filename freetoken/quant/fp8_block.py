@@ -17,7 +17,7 @@ SIDE = 128
 class Fp8Block(CodedFormat):
     name = "fp8_block"
     block = 8
-    code_bits = 8
+    planes = (8,)
     parts = (Part("scales", torch.float32, SIDE, SIDE),)
     error = 0.04
 

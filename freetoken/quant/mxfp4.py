@@ -1,6 +1,7 @@
 """MXFP4: e2m1 codes, a power of two (e8m0) for every 32 elements along the summed dimension.
 
-weight = code * 2^(scale - 127). Stored as gpt-oss does: `blocks` with the low nibble first, and `scales`.
+weight = code * 2^(scale - 127). Stored as gpt-oss does, `blocks` with the low nibble first and `scales`; or
+as GGUF does, the low nibbles being a block's first half.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from torch import Tensor
 
 from freetoken.core.interfaces import CodedMatrix
 from freetoken.quant import _e2m1
-from freetoken.quant._coded import CodedFormat, Part, blocks_of, not_finite, spread
+from freetoken.quant._coded import Part, blocks_of, not_finite, spread
+from freetoken.quant._gguf import Digits, GgufFormat, Raw
 
 
-class Mxfp4(CodedFormat):
+class Mxfp4(GgufFormat):
     name = "mxfp4"
     block = 32
     parts = (Part("scales", torch.uint8, 32),)
     error = 0.26
+    gguf_type, gguf_columns = 39, 32
+    fields = (Raw("scales", 1, torch.uint8), Digits("codes", 16, bits=4, run=16))
 
     def encode(self, matrix: Tensor) -> CodedMatrix:
         blocks = blocks_of(matrix, 32)

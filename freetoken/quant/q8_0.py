@@ -5,17 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freetoken.core.interfaces import CodedMatrix
-from freetoken.quant._coded import CodedFormat, Part, blocks_of, spread
+from freetoken.core.weights import CodedMatrix
+from freetoken.quant._coded import Part, blocks_of, spread
+from freetoken.quant._gguf import GgufFormat, Raw
 
 
-class Q8_0(CodedFormat):
+class Q8_0(GgufFormat):
     name = "q8_0"
     block = 32
-    code_bits = 8
+    planes = (8,)
     words = False
     parts = (Part("scales", torch.float16, 32),)
     error = 0.006
+    gguf_type, gguf_columns = 8, 32
+    fields = (Raw("scales", 2, torch.float16), Raw("codes", 32, torch.uint8))
 
     def encode(self, matrix: Tensor) -> CodedMatrix:
         blocks = blocks_of(matrix, 32)
@@ -27,19 +30,6 @@ class Q8_0(CodedFormat):
     def decode(self, coded: CodedMatrix) -> Tensor:
         codes = coded["codes"].contiguous().view(torch.int8).float()
         return codes * spread(coded["scales"].float(), codes, 32)
-
-    @staticmethod
-    def from_gguf(raw: Tensor) -> CodedMatrix:
-        """uint8 [rows, K / 32 * 34]: blocks of a scale and 32 bytes."""
-        blocks = blocks_of(raw, 34)
-        scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
-        return {"codes": blocks[..., 2:].flatten(-2), "scales": scales}
-
-    @staticmethod
-    def to_gguf(coded: CodedMatrix) -> Tensor:
-        """The inverse of `from_gguf`."""
-        scales = coded["scales"].contiguous().unsqueeze(-1).view(torch.uint8)
-        return torch.cat([scales, blocks_of(coded["codes"], 32)], -1).flatten(-2)
 
 
 FORMAT = Q8_0()

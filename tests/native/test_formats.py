@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.native.library import library
+from freetoken.quant._coded import CodedFormat
 from tests.native.build import (
     EPS,
     FORMATS,
@@ -24,16 +25,15 @@ from tests.native.build import (
 
 TIERS = library().tiers if library() else ()
 DTYPES = tuple(EPS)
-UNIT = {"q4_k": (256, 256), "mxfp4": (32, 32), "nvfp4": (32, 16), "q8_0": (32, 32), "fp8_block": (32, 8)}
+CODED = {name: form for name, form in FORMATS.items() if isinstance(form, CodedFormat)}
 
 
 def hidden_unit(fmt: str) -> int:
-    return UNIT.get(fmt, (8, 8))[0]
+    return CODED[fmt].columns_multiple if fmt in CODED else 8
 
 
 def tiles(fmt: str) -> list[int]:
-    least = UNIT.get(fmt, (8, 8))[1]
-    return [w for w in (8, 16, 32, 64, 128, 256) if w % least == 0]
+    return [w for w in (8, 16, 32, 64, 128, 256) if w % max(FORMATS[fmt].block, 8) == 0]
 
 
 def test_the_library_and_the_formats_agree_on_every_tile_size():
@@ -74,7 +74,7 @@ def test_every_bit_pattern_of_a_code_is_read_right(fmt, tier):
     at = made.bank.layouts[0]
     raw = made.bank.record(0)[: at.code_bytes]
     draw = torch.Generator().manual_seed(1)
-    if fmt in UNIT:
+    if fmt in CODED:
         for stream in form.streams(256, 256):
             if stream.part is None:
                 part = raw[stream.offset : stream.offset + stream.num_bytes]

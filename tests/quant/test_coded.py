@@ -22,12 +22,13 @@ SHARED = settings(max_examples=12, deadline=None, database=None, derandomize=Tru
 def drawn(fmt: CodedFormat, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
     """Random codes and finite scales."""
     draw = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, 1 << fmt.code_bits, (rows, columns), dtype=torch.uint8, generator=draw)
-    out = {"codes": torch.where(codes & 0x7F == 0x7F, 0, codes) if fmt.code_bits == 8 else codes}
+    bits = sum(fmt.planes)
+    codes = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8, generator=draw)
+    out = {"codes": torch.where(codes & 0x7F == 0x7F, 0, codes) if bits == 8 else codes}
     for part in fmt.parts:
         shape = (1, 1) if not part.columns else (-(-rows // part.rows), -(-columns // part.columns))
-        if part.dtype == torch.uint8:
-            out[part.name] = torch.randint(0, 64, shape, dtype=torch.uint8, generator=draw)
+        if not part.dtype.is_floating_point:
+            out[part.name] = torch.randint(0, 64, shape, dtype=part.dtype, generator=draw)
         else:
             out[part.name] = torch.randn(shape, generator=draw).to(part.dtype)
     return out

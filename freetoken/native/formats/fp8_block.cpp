@@ -6,38 +6,33 @@ namespace FT_NS {
 
 struct Fp8Block {
   static constexpr int COLUMN_BITS = 8, GROUP = 2, SIDE = 128;
-  const uint8_t *codes_gate, *codes_up, *codes_down;
-  const float *scale_gate, *scale_up, *scale_down;  // [blocks of w][blocks of H]
+  const uint8_t* codes[3];
+  const float* scale[3];  // [blocks of w][blocks of H]
   int64_t hidden, row_bytes, blocks;
 
-  Fp8Block(const ft_layer& l, const uint8_t* tile) : hidden(l.hidden) {
-    const int64_t w = l.tile_width;
-    row_bytes = row_bytes8(hidden);
-    blocks = (hidden + SIDE - 1) / SIDE;
-    const int64_t num = (w + SIDE - 1) / SIDE * blocks * 4;
+  Fp8Block(const Shape& shape, const uint8_t* tile) { size(shape, tile); }
+  uint64_t size(const Shape& shape, const uint8_t* tile) {
     Streams s{tile};
-    codes_gate = s.next(w * row_bytes);
-    codes_up = s.next(w * row_bytes);
-    codes_down = s.next(w * hidden);
-    scale_gate = (const float*)s.next(num);
-    scale_up = (const float*)s.next(num);
-    scale_down = (const float*)s.next(num);
+    hidden = shape.h;
+    row_bytes = line_bytes(hidden, 8);
+    blocks = (hidden + SIDE - 1) / SIDE;
+    for (int m = 0; m < shape.matrices; m++) codes[m] = s.next(shape.w * (m < 2 ? row_bytes : hidden));
+    for (int m = 0; m < shape.matrices; m++)
+      scale[m] = (const float*)s.next((shape.w + SIDE - 1) / SIDE * blocks * 4);
+    return s.at;
   }
 
   FT_INLINE_MEMBER void near(int) const {}  // few scales: they stay in the cache
   FT_INLINE_MEMBER void warm(int) const {}
+  const uint8_t* codes_down() const { return codes[2]; }
 
-  FT_INLINE_MEMBER void gate(int i, int64_t k, F (&w)[V]) const {
-    row8<byte_e4m3>(codes_gate + i * row_bytes, k, w);
-    scale_all(w, set1(scale_gate[i / SIDE * blocks + k / SIDE]));
-  }
-  FT_INLINE_MEMBER void up(int i, int64_t k, F (&w)[V]) const {
-    row8<byte_e4m3>(codes_up + i * row_bytes, k, w);
-    scale_all(w, set1(scale_up[i / SIDE * blocks + k / SIDE]));
+  FT_INLINE_MEMBER void row(int m, int i, int64_t k, F (&w)[V]) const {
+    row8<byte_e4m3>(codes[m] + i * row_bytes, k, w);
+    scale_all(w, set1(scale[m][i / SIDE * blocks + k / SIDE]));
   }
   FT_INLINE_MEMBER void down(int i, int64_t h, F (&w)[V]) const {
-    down8<byte_e4m3>(codes_down, hidden, i, h, w);
-    scale_all(w, set1(scale_down[i / SIDE * blocks + h / SIDE]));
+    down8<byte_e4m3>(codes[2], hidden, i, h, w);
+    scale_all(w, set1(scale[2][i / SIDE * blocks + h / SIDE]));
   }
 };
 
@@ -68,17 +63,16 @@ struct Fp8Pairs {
   static constexpr int GROUP = 32;
   Fp8Block t;
   int64_t hidden;
-  Fp8Pairs(const ft_layer& l, const uint8_t* tile) : t(l, tile), hidden(l.hidden) {}
+  Fp8Pairs(const ft_layer& l, const uint8_t* tile) : t(Shape(l), tile), hidden(l.hidden) {}
 
-  
   template <int R, int C>
   FT_INLINE_MEMBER void columns(int i, const uint16_t* x, int64_t xs, float* g, float* u, int64_t gs) const {
     for (int c = 0; c < C; c++) {
       F acc[2][R];
       for (int s = 0; s < 2; s++)
         for (int r = 0; r < R; r++) acc[s][r] = zero();
-      const uint8_t* rows[2] = {t.codes_gate + (i + c) * t.row_bytes, t.codes_up + (i + c) * t.row_bytes};
-      const float* scales[2] = {t.scale_gate + (i + c) / 128 * t.blocks, t.scale_up + (i + c) / 128 * t.blocks};
+      const uint8_t* rows[2] = {t.codes[0] + (i + c) * t.row_bytes, t.codes[1] + (i + c) * t.row_bytes};
+      const float* scales[2] = {t.scale[0] + (i + c) / 128 * t.blocks, t.scale[1] + (i + c) / 128 * t.blocks};
       for (int64_t k = 0; k < hidden; k += 128)
         for (int s = 0; s < 2; s++) {
           F part[R];
@@ -115,7 +109,7 @@ struct Fp8Pairs {
       for (int v = 0; v < 2; v++)
         for (int r = 0; r < R; r++) part[v][r] = zero();
       for (int j = i; j < i1 && j < i + 32; j += 2) {
-        I words = _mm512_loadu_si512(t.codes_down + ((int64_t)(j / 2) * hidden + h) * 2);
+        I words = _mm512_loadu_si512(t.codes[2] + ((int64_t)(j / 2) * hidden + h) * 2);
         I low = low_e4m3(words), high = high_e4m3(words);
         I lo = _mm512_unpacklo_epi16(low, high), hi = _mm512_unpackhi_epi16(low, high);
         for (int r = 0; r < R; r++) {
@@ -126,7 +120,7 @@ struct Fp8Pairs {
           part[1][r] = dot2(part[1][r], hi, m);
         }
       }
-      const F scale = set1(t.scale_down[i / 128 * t.blocks + h / 128]);
+      const F scale = set1(t.scale[2][i / 128 * t.blocks + h / 128]);
       for (int v = 0; v < 2; v++)
         for (int r = 0; r < R; r++) acc[v][r] = fma(part[v][r], scale, acc[v][r]);
     }
@@ -137,9 +131,9 @@ struct Fp8Pairs {
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
   static void prepare_middle(uint16_t*, int64_t, int, int) {}
   void prefetch(int i1, int count, int64_t h) const {
-    prefetch_next(t.codes_down, hidden, i1, count * STEP, h);
+    prefetch_next(t.codes[2], hidden, i1, count * STEP, h);
   }
-  void warm(int i) const { prefetch_next(t.codes_down, hidden, i, hidden, 0); }
+  void warm(int i) const { prefetch_next(t.codes[2], hidden, i, hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
 };
 
@@ -154,12 +148,8 @@ static void run(const TileJob& job) {
 
 static uint64_t tile_bytes(uint32_t w, uint32_t h) {
   if (w % 2 || h % 32 || (w > 128 ? w % 128 : 128 % w)) return 0;
-  const uint64_t scales = (w + 127ull) / 128 * ((h + 127ull) / 128) * 4;
-  Streams s{nullptr};
-  for (int i = 0; i < 2; i++) s.next(w * row_bytes8(h));
-  s.next((uint64_t)w * h);
-  for (int i = 0; i < 3; i++) s.next(scales);
-  return s.at;
+  const Shape shape(w, h, 3);
+  return Fp8Block(shape, nullptr).size(shape, nullptr);
 }
 
 extern const TileFormat format_fp8_block;

@@ -1,0 +1,40 @@
+"""Q5_1: five-bit codes, a float16 step and offset for every 32 elements along the summed dimension (GGUF).
+
+weight = d * code + m.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freetoken.core.weights import CodedMatrix
+from freetoken.quant._coded import Part
+from freetoken.quant._gguf import Digits, GgufFormat, Raw
+from freetoken.quant._levels import LevelFormat
+
+
+class Q5_1(LevelFormat, GgufFormat):
+    name = "q5_1"
+    block = 32
+    planes = (4, 1)
+    affine = True
+    levels = tuple(range(32))
+    parts = (Part("d", torch.float16, 32), Part("m", torch.float16, 32))
+    error = 0.04
+    gguf_type, gguf_columns = 7, 32
+    fields = (
+        Raw("d", 2, torch.float16),
+        Raw("m", 2, torch.float16),
+        Digits("codes", 4, bits=1, at=4),
+        Digits("codes", 16, bits=4, run=16),
+    )
+
+    def steps(self, coded: CodedMatrix) -> tuple[Tensor, Tensor]:
+        return coded["d"].float(), -coded["m"].float()
+
+    def fit(self, step: Tensor, least: Tensor) -> dict[str, Tensor]:
+        return {"d": step.half(), "m": -least.half()}
+
+
+FORMAT = Q5_1()
