@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stream:
-    """A run of bytes in a tile: a plane of `matrix`'s codes (part None) or one of its parts, [height, width]."""
+    """A run of bytes in a tile: a plane of `matrix`'s codes (part None) or a part of it, [height, width]."""
 
     matrix: str
     part: Part | None
@@ -202,6 +202,7 @@ class CodedFormat(WeightFormat):
             halves = words.reshape(*lead, w // (2 * digits), 1, h, 2)
             codes = _split(halves, bits, -3).movedim(-1, -2).reshape(*lead, w, h).mT
         return codes << low
+
 
 def _whole(x: Tensor) -> Tensor:
     """A copy with plain strides, which `contiguous` doesn't promise for axes of one."""

@@ -2,7 +2,8 @@
 
 A block is a run of bytes for `columns` numbers of a row. Each field says which bytes it is and what it
 holds: numbers as they lie (`Raw`), or digits of a few bits (`Digits`), several fields adding bits to one
-array. Knows no file: rows of blocks come as uint8 tensors. Invariant: writing what was read gives the same bytes.
+array. Knows no file: rows of blocks come as uint8 tensors. Invariant: writing what was read gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from freetoken.quant._coded import CodedFormat
 
 
 class Field(Protocol):
-    num_bytes: int
+    """A part of each block."""
+
+    @property
+    def num_bytes(self) -> int: ...
 
     def read(self, raw: Tensor, out: dict[str, Tensor]) -> None:
         """Take uint8 [.., blocks, num_bytes] into arrays [.., blocks, per block]."""
@@ -107,7 +111,9 @@ class GgufFormat(CodedFormat):
             )
         blocks = raw.unflatten(-1, (-1, self.gguf_bytes))
         out: dict[str, Tensor] = {}
-        for field, part in zip(self.fields, blocks.split([f.num_bytes for f in self.fields], -1), strict=True):
+        for field, part in zip(
+            self.fields, blocks.split([f.num_bytes for f in self.fields], -1), strict=True
+        ):
             field.read(part, out)
         return {name: numbers.flatten(-2) for name, numbers in out.items()}
 

@@ -92,10 +92,6 @@ def test_checkpoint_forms_come_back_byte_by_byte() -> None:
             (blocks, scales),
         )
     )
-    raw = byte(5, 3 * 34)
-    assert torch.equal(by_name["q8_0"].to_gguf(by_name["q8_0"].from_gguf(raw)), raw)
-    raw = byte(5, 2 * 144)
-    assert torch.equal(by_name["q4_k"].to_gguf(by_name["q4_k"].from_gguf(raw)), raw)
     packed, whole = byte(5, 32), torch.tensor(0.5)
     back = by_name["nvfp4"].to_packed(by_name["nvfp4"].from_packed(packed, torch.ones(5, 4), whole))
     assert torch.equal(back[0], packed) and float(back[2]) == 0.5
