@@ -93,11 +93,28 @@ class Batch:
         return self.query_start[len(self.segments)]
 
 
+_FIELDS = {
+    "ids": (np.int64, True),
+    "positions": (np.int64, True),
+    "seq_of": (np.int64, True),
+    "sources": (np.int64, True),
+    "state_ids": (np.int64, False),
+    "logit_rows": (np.int64, False),
+    "sample_rows": (np.int64, False),
+    "context": (np.int32, False),
+    "live": (np.bool_, True),
+    "fresh": (np.bool_, False),
+}
+"""Type of each small buffer, and whether it has one entry a row (else one a sequence)."""
+
+
 class BatchBuffers:
     """Fixed-address int buffers for batches of up to `max_rows` rows and `max_seqs` sequences.
 
     One set per phase (decode, prefill). `last_tokens` int64 [max_seqs] is the sampler's output
     buffer: a Segment with token id -1 reads it on the device, so the host need not know the token.
+    All small buffers are one allocation: a device of its own memory gets them in one copy, which never
+    waits for the device. Rows of the page table go over when they change.
     """
 
     def __init__(
@@ -109,76 +126,113 @@ class BatchBuffers:
         device: torch.device,
         last_tokens: Tensor,
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
-
         self.page_size = page_size
         self.max_rows, self.max_seqs = max_rows, max_seqs
         self.last_tokens = last_tokens
-        self.ids, self.positions, self.seq_of = zeros(max_rows), zeros(max_rows), zeros(max_rows)
-        self.live = zeros(max_rows, dtype=torch.bool)
-        self.page_table = zeros(max_seqs, max_pages)
-        self.state_ids = zeros(max_seqs)
-        self.context = zeros(max_seqs, dtype=torch.int32)
-        self.fresh = zeros(max_seqs, dtype=torch.bool)
-        self.logit_rows, self.sample_rows = zeros(max_seqs), zeros(max_seqs)
+        self._pinned = device.type == "cuda"
+        self._ranges, at = {}, 0
+        for name, (kind, per_row) in _FIELDS.items():
+            size = (max_rows if per_row else max_seqs) * np.dtype(kind).itemsize
+            self._ranges[name] = (at, at + size)
+            at += -(-size // 64) * 64
+        self._bytes = torch.zeros(at, dtype=torch.uint8, device=device)
+        self._views = {name: self._view(self._bytes, name) for name in _FIELDS}
+        self.page_table = torch.zeros(max_seqs, max_pages, dtype=torch.int64, device=device)
+        self._pages: list[tuple[int, ...]] = [()] * max_seqs
 
-    def fill(self, segments: Sequence[Segment], bucket_rows: int = 0) -> Batch:
-        """Copy `segments` in and return views; decode batches are padded to `bucket_rows` rows."""
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            found: Tensor = self.__dict__["_views"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+        return found
+
+    def fill(self, segments: Sequence[Segment], bucket_rows: int = 0, *, resolve: bool = True) -> Batch:
+        """Copy `segments` in and return views; decode batches are padded to `bucket_rows` rows.
+
+        resolve False: `self.resolve` is called where the forward is captured.
+        """
         lengths = [len(s.token_ids) for s in segments]
         total, seqs = sum(lengths), len(segments)
         is_decode = all(n == 1 for n in lengths)
         rows = max(total, bucket_rows) if is_decode else total
         pad = rows - total
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.concatenate([s.token_ids for s in segments]).astype(np.int64)
-        seq_of = np.repeat(np.arange(seqs), lengths)
-        positions = np.concatenate(
-            [np.arange(s.start, s.start + n) for s, n in zip(segments, lengths, strict=True)]
-        )
-        self._put(self.ids, ids, rows)
-        self._put(self.positions, positions, rows)
-        self._put(self.seq_of, np.concatenate([seq_of, np.arange(seqs, seqs + pad)]), rows)
-        self.live[:total] = True
-        self.live[total:rows] = False
-        width = max(1, max(len(s.page_ids) for s in segments))
-        table = np.full((seqs + pad, width), DUMMY_PAGE, np.int64)
-        for b, s in enumerate(segments):
-            table[b, : len(s.page_ids)] = s.page_ids
-        self.page_table[: seqs + pad, :width].copy_(torch.from_numpy(table))
-        self._put(self.state_ids, np.array([s.state_id for s in segments] + [DUMMY_STATE] * pad), seqs + pad)
-        self._put(self.fresh, np.array([s.start == 0 for s in segments] + [True] * pad), seqs + pad)
+        host = torch.zeros_like(self._bytes, device="cpu", pin_memory=True) if self._pinned else self._bytes
+        put = {name: self._view(host, name).numpy() for name in _FIELDS}
+        starts = np.zeros(seqs + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
         wanted = [b for b, s in enumerate(segments) if s.wants_logits]
-        self._put(self.logit_rows, starts[1:][wanted] - 1, len(wanted))
-        self._put(self.sample_rows, np.array([segments[b].row for b in wanted], np.int64), len(wanted))
-        self._take_sampled(segments, starts)
-        context = [s.start + n for s, n in zip(segments, lengths, strict=True)] + [0] * pad
-        self._put(self.context, np.array(context, np.int32), seqs + pad)
+        self._write(put, segments, starts, wanted)
+        put["seq_of"][total:rows] = np.arange(seqs, seqs + pad)
+        for name in ("ids", "positions", "live"):
+            put[name][total:rows] = 0
+        put["sources"][total:rows] = -1
+        put["state_ids"][seqs : seqs + pad], put["context"][seqs : seqs + pad] = DUMMY_STATE, 0
+        put["fresh"][seqs : seqs + pad] = True
+        if self._pinned:
+            self._bytes.copy_(host, non_blocking=True)
+        self._put_pages(segments)
+        batch = self.batch(rows, seqs + pad, len(wanted), segments, is_decode)
+        if resolve and (put["sources"][:total] >= 0).any():
+            self.resolve(rows)
+        return batch
+
+    def resolve(self, rows: int) -> None:
+        """Take what the sampler wrote for the rows that name a source, without asking the host."""
+        ids, sources = self.ids[:rows], self.sources[:rows]
+        ids.copy_(torch.where(sources >= 0, self.last_tokens[sources.clamp(min=0)], ids))
+
+    def batch(self, rows: int, seqs: int, wanted: int, segments: Sequence[Segment], is_decode: bool) -> Batch:
+        """Views of the first rows and sequences; what `segments` don't name is padding."""
+        lengths = [len(s.token_ids) for s in segments]
+        starts = [0]
+        for n in lengths:
+            starts.append(starts[-1] + n)
+        context = [s.start + n for s, n in zip(segments, lengths, strict=True)]
         return Batch(
             ids=self.ids[:rows],
             positions=self.positions[:rows],
             live=self.live[:rows],
             seq_of=self.seq_of[:rows],
-            query_start=tuple(int(n) for n in starts) + tuple(range(total + 1, rows + 1)),
-            context_len=tuple(context),
-            context=self.context[: seqs + pad],
-            page_table=self.page_table[: seqs + pad, :width],
-            state_ids=self.state_ids[: seqs + pad],
-            fresh=self.fresh[: seqs + pad],
-            logit_rows=self.logit_rows[: len(wanted)],
-            sample_rows=self.sample_rows[: len(wanted)],
+            query_start=tuple(starts) + tuple(range(starts[-1] + 1, rows + 1)),
+            context_len=tuple(context + [0] * (seqs - len(context))),
+            context=self.context[:seqs],
+            page_table=self.page_table[:seqs],
+            state_ids=self.state_ids[:seqs],
+            fresh=self.fresh[:seqs],
+            logit_rows=self.logit_rows[:wanted],
+            sample_rows=self.sample_rows[:wanted],
             segments=tuple(segments),
             is_decode=is_decode,
             page_size=self.page_size,
         )
 
-    def _put(self, buffer: Tensor, values: np.ndarray, n: int) -> None:
-        buffer[: len(values)].copy_(torch.from_numpy(np.ascontiguousarray(values)))
-        buffer[len(values) : n].zero_()
+    def _write(
+        self, put: dict[str, np.ndarray], segments: Sequence[Segment], starts: np.ndarray, wanted: list[int]
+    ) -> None:
+        for b, s in enumerate(segments):
+            a, e = int(starts[b]), int(starts[b + 1])
+            put["ids"][a:e] = s.token_ids
+            put["positions"][a:e] = np.arange(s.start, s.start + e - a)
+            put["seq_of"][a:e], put["live"][a:e], put["sources"][a:e] = b, True, -1
+            if e > a and s.token_ids[0] < 0:
+                put["ids"][a], put["sources"][a] = 0, s.row
+            put["state_ids"][b], put["fresh"][b] = s.state_id, s.start == 0
+            put["context"][b] = s.start + e - a
+        put["logit_rows"][: len(wanted)] = starts[1:][wanted] - 1
+        put["sample_rows"][: len(wanted)] = [segments[b].row for b in wanted]
 
-    def _take_sampled(self, segments: Sequence[Segment], starts: np.ndarray) -> None:
-        """Replace ids of -1 by what the sampler wrote for the sequence, without asking the host."""
-        rows = [(int(starts[b]), s.row) for b, s in enumerate(segments) if s.token_ids[0] < 0]
-        if rows:
-            at, source = (torch.tensor(x, device=self.ids.device) for x in zip(*rows, strict=True))
-            self.ids[at] = self.last_tokens[source]
+    def _put_pages(self, segments: Sequence[Segment]) -> None:
+        for b, s in enumerate(segments):
+            pages = tuple(s.page_ids)
+            if pages == self._pages[b] or not pages:
+                continue
+            row = torch.tensor(pages, dtype=torch.int64)
+            row = row.pin_memory() if self._pinned else row
+            self.page_table[b, : len(pages)].copy_(row, non_blocking=True)
+            self._pages[b] = pages
+
+    def _view(self, raw: Tensor, name: str) -> Tensor:
+        a, b = self._ranges[name]
+        kind = torch.from_numpy(np.empty(0, _FIELDS[name][0])).dtype
+        return raw[a:b].view(kind)

@@ -151,6 +151,7 @@ class Device(abc.ABC):
     owns_memory     expert slots make sense: the device's memory is not the host's
     in_host_memory  what it holds is taken from the host's memory all the same
     run_ahead       launching a step before the last one is read pays
+    kernels         has kernels that decide residency themselves; steps may be captured
     """
 
     name: str
@@ -162,6 +163,7 @@ class Device(abc.ABC):
     owns_memory: bool = True
     in_host_memory: bool = False
     run_ahead: bool = True
+    kernels: bool = False
     memory_bytes: int = 0
 
     @abc.abstractmethod
@@ -178,6 +180,10 @@ class Device(abc.ABC):
 
     def charge(self, num_bytes: float, flops: float) -> None:
         """Tell a simulated device what the kernel just run on `compute` costs; real ones ignore it."""
+
+    def pin(self, buffer: Tensor) -> int:
+        """Lock host memory so that the device reads it; its address there, 0 if the system refuses."""
+        return buffer.data_ptr()
 
     def bucket(self, rows: int) -> int:
         """Rows a decode batch is padded to."""
@@ -321,6 +327,12 @@ class ExpertBackend(abc.ABC):
         """Predicted bytes that a prefill of `num_tokens` would pull over the link, all layers."""
         return 0
 
+    def begin_step(self) -> None:
+        """A forward starts; may be captured with it."""
+
+    def wake(self) -> None:
+        """A step is about to be launched: whoever answers the device must be listening."""
+
     def end_step(self, step_s: float) -> None:
         """A decode step's expert work is complete: controllers and background fills advance."""
 
@@ -367,6 +379,11 @@ class Model(abc.ABC):
 
     def forward(self, batch: Batch, experts: ExpertBackend) -> Tensor:
         """Run all layers of a batch: float32 [R, V] logits of `batch.logit_rows`."""
+        experts.begin_step()
+        return self.head(self.hidden(batch, experts), batch.logit_rows)
+
+    def hidden(self, batch: Batch, experts: ExpertBackend) -> Tensor:
+        """The hidden state [T, H] of a batch after all layers."""
         h = self.embed(batch)
         for layer, moe_layer in enumerate(self.config.moe_layer_of):
             h = self.mix(layer, h, batch)
@@ -376,7 +393,7 @@ class Model(abc.ABC):
             x, routing = self.route(layer, h, batch)
             experts.begin(moe_layer, x, routing, batch)
             h = self.combine(layer, h, x, experts.finish(moe_layer))
-        return self.head(h, batch.logit_rows)
+        return h
 
 
 class ModelFamily(abc.ABC):

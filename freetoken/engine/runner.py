@@ -15,7 +15,8 @@ from torch import Tensor
 from freetoken.core.batch import Batch, BatchBuffers, Segment
 from freetoken.core.interfaces import Device, ExpertBackend, Model
 from freetoken.core.request import TokenLogprob
-from freetoken.engine.sampler import Draw, Sampled, Sampler
+from freetoken.engine.graphs import DecodeGraphs
+from freetoken.engine.sampler import Draw, Sampled, Sampler, upload
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Runner:
         self.model, self.experts, self.device, self.sampler = model, experts, device, sampler
         self._buffers: dict[bool, BatchBuffers] = {}
         self._max_pages = self._page_size = 0
+        self._graphs: DecodeGraphs | None = None
 
     def reserve(self, max_running: int, max_rows: int, max_pages: int, page_size: int) -> None:
         """Allocate the fixed buffers: one set for decode, one for batches with prefill rows."""
@@ -50,6 +52,10 @@ class Runner:
                 rows, max(rows if is_decode else max_running, 1), max_pages, page_size,
                 self.device.torch_device, self.sampler.last_tokens,
             )  # fmt: skip
+
+        if self.device.kernels:
+            buffers = self._buffers[True]
+            self._graphs = DecodeGraphs(self.model, self.experts, self.device, buffers, max_running)
 
     def fill(self, segments: Sequence[Segment]) -> Batch:
         """Copy segments into the buffers of their phase; a batch lives until the next of its phase."""
@@ -67,6 +73,9 @@ class Runner:
     def launch(self, segments: Sequence[Segment]) -> Launched:
         """Enqueue a forward over `segments`."""
         with torch.inference_mode():
+            self.experts.wake()
+            if self._graphs is not None and self._graphs.fits(segments):
+                return Launched(*self._graphs.launch(segments))
             batch = self.fill(segments)
             return Launched(batch, self.model.forward(batch, self.experts))
 
@@ -74,10 +83,10 @@ class Runner:
         """Draw from the given logit rows only: what ended meanwhile is not sampled."""
         with torch.inference_mode():
             if len(rows) != logits.shape[0]:
-                logits = logits[torch.tensor(rows, device=logits.device, dtype=torch.int64)]
+                logits = logits[upload(rows, logits.device)]
             return self.sampler.sample(logits, draws)
 
     def collect(self, sampled: Sampled) -> list[Token]:
         """Wait for a step's tokens. The one place where the engine waits for the device."""
-        ids, bad = sampled.ids.tolist(), sampled.bad.tolist()
+        ids, bad = sampled.read()
         return [Token(t, p, b) for t, p, b in zip(ids, sampled.logprobs, bad, strict=True)]

@@ -44,11 +44,21 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens of one step, still on the device. ids int64 [R]; bad bool [R]: logits were not finite."""
+    """Tokens of one step on their way to the host; both int64 [R], there once `event` is over.
+
+    ids   what was drawn; bad is 1 where the logits were not finite
+    """
 
     ids: Tensor
     bad: Tensor
     logprobs: tuple[TokenLogprob | None, ...]
+    event: torch.cuda.Event | None = None
+
+    def read(self) -> tuple[list[int], list[bool]]:
+        """Wait for this step alone, whatever was launched after it."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.ids.tolist(), [bool(b) for b in self.bad.tolist()]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -76,9 +86,21 @@ class Sampler:
                 ids[i] = draw.forced_id
             elif not _is_greedy(draw):
                 ids[i] = draw_token(logits[i], draw)
-        rows = torch.tensor([d.row for d in draws], device=logits.device)
-        self.last_tokens[rows] = ids
-        return Sampled(ids, bad, tuple(_logprobs(logits[i], ids[i], d) for i, d in enumerate(draws)))
+        self.last_tokens[upload([d.row for d in draws], logits.device)] = ids
+        logprobs = tuple(_logprobs(logits[i], ids[i], d) for i, d in enumerate(draws))
+        if logits.device.type == "cpu":
+            return Sampled(ids, bad, logprobs)
+        host = torch.empty(2, len(draws), dtype=torch.int64, pin_memory=True)
+        host.copy_(torch.stack([ids, bad.long()]), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return Sampled(host[0], host[1], logprobs, event)
+
+
+def upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 [n] on the device, without waiting for it."""
+    host = torch.tensor(values, dtype=torch.int64)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _argmax(logits: Tensor) -> Tensor:

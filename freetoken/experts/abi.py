@@ -32,7 +32,9 @@ class Layout(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    _fields_ = _fields(_U32, "sequence layer num_items num_rows num_tokens") + [("reserved", _U32 * 11)]
+    _fields_ = _fields(_U32, "sequence layer num_items num_rows num_tokens whole_sums") + [
+        ("reserved", _U32 * 10)
+    ]
 
 
 class Reply(ctypes.Structure):

@@ -63,7 +63,8 @@ typedef struct ft_request { /* offset 64 */
   uint32_t num_items;
   uint32_t num_rows;
   uint32_t num_tokens;
-  uint32_t reserved[11];
+  uint32_t whole_sums; /* not 0: an item with first_tile > 0, too, yields one sum over its tiles */
+  uint32_t reserved[10];
 } ft_request;
 
 typedef struct ft_reply { /* offset 128 */

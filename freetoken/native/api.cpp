@@ -8,6 +8,7 @@
 #include "executor.h"
 #include "formats/list.h"
 #include "isa.h"
+#include "poller.h"
 #include "pool.h"
 
 #if defined(__linux__)
@@ -18,6 +19,9 @@ using namespace ft;
 
 struct ft_executor : Executor {
   using Executor::Executor;
+};
+struct ft_poller : Poller {
+  using Poller::Poller;
 };
 
 namespace {
@@ -156,6 +160,12 @@ ft_executor* ft_executor_new(int tier, const ft_layer* layers, int num_layers) {
 int ft_executor_serve(ft_executor* executor, const ft_io* io, float* out, uint32_t deadline_ms) {
   return executor->serve(*io, out, deadline_ms);
 }
+
+ft_poller* ft_poller_new(ft_executor* executor, const ft_device_block* block) {
+  return executor && block ? new ft_poller(*executor, *block) : nullptr;
+}
+void ft_poller_wake(ft_poller* poller) { poller->wake(); }
+void ft_poller_free(ft_poller* poller) { delete poller; }
 
 void ft_executor_free(ft_executor* executor) {
   if (executor && executor->idle(1000)) delete executor;  // else a stalled worker still reads it: let it live

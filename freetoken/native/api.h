@@ -64,6 +64,17 @@ FT_API ft_executor* ft_executor_new(int tier, const ft_layer* layers, int num_la
 FT_API int ft_executor_serve(ft_executor*, const ft_io* io, float* out, uint32_t deadline_ms);
 FT_API void ft_executor_free(ft_executor*);
 
+/* A block that a device writes and a thread of ours watches (poller.h); offsets in bytes from `data`. */
+typedef struct ft_device_block {
+  uint8_t* data;
+  uint64_t items_offset, ids_offset, x_offset, out_offset;
+  uint32_t hidden, x_dtype, max_rows, top_k, num_experts, deadline_ms;
+} ft_device_block;
+typedef struct ft_poller ft_poller;
+FT_API ft_poller* ft_poller_new(ft_executor*, const ft_device_block* block);
+FT_API void ft_poller_wake(ft_poller*); /* steps are about to run: spin for their requests */
+FT_API void ft_poller_free(ft_poller*); /* before the executor and the block */
+
 /* y [rows, n] = x [rows, k] w[n, k]^T + bias; all of dtype (ft_dtype), sums in float32, one rounding. */
 FT_API int ft_linear(int tier, int dtype, const void* x, const void* w, const void* bias, void* y,
                      int64_t rows, int64_t n, int64_t k);

@@ -80,23 +80,23 @@ void Executor::Wave::work(int worker) {
 // --- a request ------------------------------------------------------------------------------------
 
 size_t Executor::parts_of(const ft_layer& layer, const ft_item& item) const {
-  if (item.first_tile > 0) return 0;
-  const uint32_t chunks = ceil_div(item.last_tile, chunk_tiles(layer, item.num_rows));
+  if (item.first_tile > 0 && !whole_sums_) return 0;
+  const uint32_t chunks = ceil_div(item.last_tile - item.first_tile, chunk_tiles(layer, item.num_rows));
   return chunks > 1 ? (size_t)chunks * item.num_rows * layer.hidden : 0;
 }
 
 void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out,
                          size_t& used) {
   Wave& wave = *job_;
-  const uint32_t tiles = whole.last;
-  const uint32_t parts = ceil_div(tiles, step), owner = (uint32_t)wave.blocks.size();
+  const uint32_t first_tile = (uint32_t)whole.first, tiles = (uint32_t)whole.last;
+  const uint32_t parts = ceil_div(tiles - first_tile, step), owner = (uint32_t)wave.blocks.size();
   const int64_t count = (int64_t)whole.num_rows * layer.hidden;
   float* first = parts > 1 ? wave.parts.data() + used : out;
   wave.blocks.push_back({out, first, parts, count});
   for (uint32_t part = 0; part < parts; part++) {
     TileJob job = whole;
-    job.first = (int)(part * step);
-    job.last = (int)std::min(tiles, (part + 1) * step);
+    job.first = (int)(first_tile + part * step);
+    job.last = (int)std::min(tiles, first_tile + (part + 1) * step);
     job.out = first + part * count;
     wave.chunks.push_back({job, owner});
   }
@@ -121,8 +121,8 @@ void Executor::add_item(const ft_io& io, const ft_layer& layer, const ft_item& i
   for (int at = 0; at < item.num_rows; at += FT_ROWS) {
     job.rows = rows + at;
     job.num_rows = std::min(FT_ROWS, item.num_rows - at);
-    if (item.first_tile == 0) {
-      job.first = 0;
+    if (item.first_tile == 0 || whole_sums_) {
+      job.first = item.first_tile;
       job.last = item.last_tile;
       add_block(layer, job, step, out + (item.out_row + at) * hidden, used);
       continue;
@@ -171,6 +171,7 @@ int Executor::serve(const ft_io& io, float* out, uint32_t deadline_ms) {
   if (io.request.layer >= layers_.size()) return FT_FAILED;
   const ft_layer& layer = layers_[io.request.layer];
   const ft_item* items = (const ft_item*)(base + io.layout.items_offset);
+  whole_sums_ = io.request.whole_sums != 0;
   wave.kernels = &kernels_;
   wave.poison = poison;
   wave.scratch = scratch_bytes(layer.hidden, layer.tile_width);

@@ -70,6 +70,7 @@ class Executor {
   const TierKernels& kernels_;
   std::vector<ft_layer> layers_;
   std::shared_ptr<Wave> job_;
+  bool whole_sums_ = false;
   bool stuck_ = false;  // a worker was still inside when a request was given up
 };
 

@@ -50,6 +50,24 @@ class Layer(ctypes.Structure):
     ]
 
 
+class DeviceBlock(ctypes.Structure):
+    """`ft_device_block`: memory that a device writes and a poller watches."""
+
+    _fields_ = [
+        ("data", _PTR),
+        ("items_offset", _U64),
+        ("ids_offset", _U64),
+        ("x_offset", _U64),
+        ("out_offset", _U64),
+        ("hidden", _U32),
+        ("x_dtype", _U32),
+        ("max_rows", _U32),
+        ("top_k", _U32),
+        ("num_experts", _U32),
+        ("deadline_ms", _U32),
+    ]
+
+
 class Library:
     """The loaded library with one tier chosen. Every call releases the interpreter's lock."""
 
@@ -97,6 +115,16 @@ class Library:
     def free_executor(self, executor: int) -> None:
         self._lib.ft_executor_free(executor)
 
+    def new_poller(self, executor: int, block: DeviceBlock) -> int:
+        """Handle of a thread that answers the block's requests with the executor."""
+        return int(self._lib.ft_poller_new(executor, ctypes.byref(block)) or 0)
+
+    def wake_poller(self, poller: int) -> None:
+        self._lib.ft_poller_wake(poller)
+
+    def free_poller(self, poller: int) -> None:
+        self._lib.ft_poller_free(poller)
+
     def linear(self, dtype: int, x: int, w: int, bias: int, y: int, shape: tuple[int, int, int]) -> None:
         """y = x w^T + bias; shape is (rows, n, k). Nobody having said how many, the default threads."""
         if not self._started:
@@ -137,6 +165,9 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_executor_new": (_PTR, [c_int, ctypes.POINTER(Layer), c_int]),
         "ft_executor_serve": (c_int, [_PTR, _PTR, _PTR, _U32]),
         "ft_executor_free": (None, [_PTR]),
+        "ft_poller_new": (_PTR, [_PTR, _PTR]),
+        "ft_poller_wake": (None, [_PTR]),
+        "ft_poller_free": (None, [_PTR]),
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from freetoken.core.interfaces import ExpertBackend
 from freetoken.experts.backends._base import BaseBackend
+from freetoken.experts.backends._device import DeviceBackend
 from freetoken.experts.host_branch import HostBranch, HostJob
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
@@ -33,4 +34,6 @@ class CpuBackend(BaseBackend):
 
 
 def create(setup: ExpertSetup) -> ExpertBackend:
+    if setup.device.kernels:
+        return DeviceBackend(setup, "cpu")
     return CpuBackend(setup)

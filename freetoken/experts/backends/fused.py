@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freetoken.core.interfaces import ExpertBackend
 from freetoken.experts.backends._base import BaseBackend, everyone
+from freetoken.experts.backends._device import DeviceBackend
 from freetoken.experts.rows import Ints
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
@@ -50,4 +51,6 @@ class FusedBackend(BaseBackend):
 
 
 def create(setup: ExpertSetup) -> ExpertBackend:
+    if setup.device.kernels:
+        return DeviceBackend(setup, "fused")
     return FusedBackend(setup)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from freetoken.core.interfaces import ExpertBackend, Policy
+from freetoken.experts.backends._device import DeviceBackend
 from freetoken.experts.backends._resident import ResidentBackend, Step
 from freetoken.experts.controller import Controller
 from freetoken.experts.fills import Fill
@@ -123,5 +124,7 @@ class HybridBackend(ResidentBackend):
 
 
 def create(setup: ExpertSetup) -> ExpertBackend:
+    if setup.device.kernels:
+        return DeviceBackend(setup, "hybrid")
     assert setup.policy is not None
     return HybridBackend(setup, setup.policy)

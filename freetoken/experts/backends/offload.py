@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freetoken.core.interfaces import ExpertBackend
+from freetoken.experts.backends._device import DeviceBackend
 from freetoken.experts.backends._resident import ResidentBackend, Step
 from freetoken.experts.rows import Ints
 from freetoken.experts.setup import ExpertSetup
@@ -18,5 +19,7 @@ class OffloadBackend(ResidentBackend):
 
 
 def create(setup: ExpertSetup) -> ExpertBackend:
+    if setup.device.kernels:
+        return DeviceBackend(setup, "offload")
     assert setup.policy is not None
     return OffloadBackend(setup, setup.policy)

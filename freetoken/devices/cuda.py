@@ -1,0 +1,244 @@
+"""An NVIDIA GPU: torch's streams and events, an arena over the driver's virtual memory, pinned host memory.
+
+Picks the card, states what is too old, measures the link once. `compute` is the stream that torch is on.
+The process's whole device memory stays within `memory_bytes`: what torch and the driver take beside the
+pools is measured and counted.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+
+import torch
+from torch import Tensor
+
+from freetoken.core import profile
+from freetoken.core.errors import CapacityError, ConfigError, DeviceError
+from freetoken.core.interfaces import Clock, Device, Event, Faults, Pool, Stream
+from freetoken.core.log import logger
+from freetoken.core.machine import Machine
+from freetoken.core.options import Options
+from freetoken.core.units import MIB, format_bytes
+from freetoken.devices._arena import ArenaPool
+from freetoken.devices._driver import Driver, open_driver
+from freetoken.devices._pool import Ledger
+
+_log = logger("cuda")
+FLOOR = (8, 0)
+"""Least compute capability: bfloat16 products."""
+PROBE_BYTES = 64 * MIB
+_BANDWIDTH = {(8, 0): 1.5e12, (9, 0): 3.9e12, (10, 0): 7e12}
+_FLOPS = {(8, 0): 250e12, (9, 0): 600e12, (10, 0): 1200e12}
+
+
+class WallClock(Clock):
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+class CudaEvent(Event):
+    """Completion is known to the device's timer relative to an origin that the device renews."""
+
+    def __init__(self, event: torch.cuda.Event, origin: torch.cuda.Event, origin_s: float) -> None:
+        self.event, self._origin, self._origin_s = event, origin, origin_s
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+    def time_s(self) -> float:
+        self.event.synchronize()
+        return float(self._origin_s + self._origin.elapsed_time(self.event) * 1e-3)
+
+
+class CudaStream(Stream):
+    def __init__(self, name: str, device: CudaDevice, stream: torch.cuda.Stream) -> None:
+        self.name, self._device, self.stream = name, device, stream
+
+    def copy(self, dst: Tensor, src: Tensor) -> None:
+        with torch.cuda.stream(self.stream):
+            dst.copy_(src, non_blocking=True)
+
+    def record(self) -> Event:
+        return self._device.event(self.stream)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        if not self._device.drops_this_wait():
+            self.stream.wait_event(event.event)
+
+
+class CudaDevice(Device):
+    name = "cuda"
+    kernels = True
+
+    def __init__(self, index: int = 0, memory_bytes: int = 0) -> None:
+        driver = open_driver()
+        if driver is None or not torch.cuda.is_available():
+            raise ConfigError(
+                "No usable NVIDIA GPU was found.",
+                code="no_gpu",
+                hint="Install NVIDIA's driver and PyTorch's CUDA build, or use --device cpu.",
+            )
+        self._driver: Driver = driver
+        self.index = index
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self.capability = torch.cuda.get_device_capability(index)
+        free, total = torch.cuda.mem_get_info(index)
+        self._overhead = total - free
+        self.memory_bytes = min(memory_bytes or total, total)
+        self.faults = Faults()
+        self.clock = WallClock()
+        self._ledger = Ledger(self.memory_bytes, self.faults)
+        self._streams: dict[str, CudaStream] = {}
+        self._pools: list[ArenaPool] = []
+        self._pinned: list[int] = []
+        self._origin, self._origin_s = torch.cuda.Event(enable_timing=True), 0.0
+        self.compute = self._streams["compute"] = CudaStream(
+            "compute", self, torch.cuda.default_stream(self.torch_device)
+        )
+        self.machine = self._measure(total)
+        weakref.finalize(self, _close_pools, self._pools)
+
+    def stream(self, name: str) -> CudaStream:
+        if name not in self._streams:
+            self._streams[name] = CudaStream(name, self, torch.cuda.Stream(self.torch_device))
+        return self._streams[name]
+
+    def event(self, stream: torch.cuda.Stream) -> CudaEvent:
+        """An event recorded on `stream`; milliseconds in float32 stay exact near their origin."""
+        if time.perf_counter() - self._origin_s > 10:
+            self._origin = torch.cuda.Event(enable_timing=True)
+            self._origin.record(self.compute.stream)
+            self._origin.synchronize()
+            self._origin_s = time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return CudaEvent(event, self._origin, self._origin_s)
+
+    def pool(self, name: str, unit_bytes: int, num_units: int, *, min_units: int, max_units: int) -> Pool:
+        bounds = (min_units, max_units)
+        pool = ArenaPool(name, unit_bytes, num_units, bounds, self._ledger, self._driver, self.torch_device)
+        self._pools.append(pool)
+        return pool
+
+    def free_bytes(self) -> int:
+        """What the limit and the card both still allow."""
+        free, _ = torch.cuda.mem_get_info(self.index)
+        reusable = torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
+        others = torch.cuda.memory_allocated(self.index)
+        return max(0, min(free + reusable, self._ledger.free_bytes - others - self._context_bytes()))
+
+    def _context_bytes(self) -> int:
+        """The driver's own share of this process: contexts and code."""
+        return 512 * MIB
+
+    def pin(self, buffer: Tensor) -> int:
+        """Lock host memory in place; returns its device address, 0 if the system refuses."""
+        if not buffer.numel():
+            return 0
+        address, size = buffer.data_ptr(), buffer.numel() * buffer.element_size()
+        try:
+            there = self._driver.register(address, size)
+        except (DeviceError, CapacityError) as error:
+            _log.warning(
+                "%s of host memory could not be locked (%s); the CPU computes what lies there",
+                format_bytes(size),
+                error.message,
+            )
+            return 0
+        self._pinned.append(address)
+        return there
+
+    def bucket(self, rows: int) -> int:
+        return 1 << max(0, rows - 1).bit_length()
+
+    def drops_this_wait(self) -> bool:
+        if self.faults.drop_wait:
+            self.faults.drop_wait -= 1
+            return not self.faults.drop_wait
+        return False
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+        for pool in self._pools:
+            pool.close()
+        self._pools.clear()
+        for address in self._pinned:
+            self._driver.unregister(address)
+        self._pinned.clear()
+
+    def _measure(self, total: int) -> Machine:
+        """What this card and its link do; the host's rates come from the stored profile if there is one."""
+        measured = profile.load()
+        props = torch.cuda.get_device_properties(self.index)
+        major = (self.capability[0], 0)
+        return Machine(
+            name=props.name,
+            host_bw=measured.host_bw if measured else 40e9,
+            link_bw=self._link_rate(),
+            gpu_bw=_BANDWIDTH.get(major, 0.6e12),
+            gpu_flops=_FLOPS.get(major, 100e12),
+            gpu_memory=total,
+            host_memory=0,
+            dram_bw=0.0,
+            approximate=("gpu_bw", "gpu_flops", *(() if measured else ("host_bw",))),
+        )
+
+    def _link_rate(self) -> float:
+        """Bytes per second of a pinned copy to the device: the best of a few."""
+        host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=self.torch_device)
+        best = float("inf")
+        for _ in range(4):
+            a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            a.record()
+            there.copy_(host, non_blocking=True)
+            b.record()
+            b.synchronize()
+            best = min(best, a.elapsed_time(b) * 1e-3)
+        return PROBE_BYTES / best
+
+
+def _close_pools(pools: list[ArenaPool]) -> None:
+    for pool in pools:
+        pool.close()
+
+
+def describe_cards() -> list[str]:
+    """One line for each card: index, name, and why it can't be used if so."""
+    lines = []
+    for i in range(torch.cuda.device_count()):
+        props = torch.cuda.get_device_properties(i)
+        old = (props.major, props.minor) < FLOOR
+        note = f"too old: compute capability {props.major}.{props.minor}, at least {FLOOR[0]}.{FLOOR[1]}"
+        lines.append(f"{i}: {props.name}" + (f" ({note})" if old else ""))
+    return lines
+
+
+def find_card(wanted: str) -> int:
+    """Index of the card that `wanted` names: an index, a UUID or a part of its name; "" = the first usable."""
+    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    usable = [i for i, card in enumerate(cards) if (card.major, card.minor) >= FLOOR]
+    if not wanted and usable:
+        return usable[0]
+    for i in usable:
+        names = (str(i), str(getattr(cards[i], "uuid", "")), f"GPU-{getattr(cards[i], 'uuid', '')}")
+        if wanted in names or (not wanted.isdigit() and wanted.lower() in cards[i].name.lower()):
+            return i
+    raise ConfigError(
+        f"No usable GPU matches {wanted!r}." if wanted else "No GPU here can be used.",
+        code="no_gpu",
+        hint="There are: " + ("; ".join(describe_cards()) or "none") + ".",
+        param="gpu",
+    )
+
+
+def create(options: Options) -> Device:
+    if open_driver() is None or not torch.cuda.is_available():
+        return CudaDevice()  # says what is missing
+    return CudaDevice(find_card(options.gpu or ""), options.gpu_memory or 0)

@@ -1,0 +1,80 @@
+"""Decode steps as captured graphs, one for each batch bucket.
+
+A step's forward touches fixed addresses only, so it is captured once and replayed: no launch costs the
+host anything then. Captured when a bucket is first needed, on a batch of dead rows, which changes nothing.
+Owns graphs and their memory. Steps that want more than tokens (saves, no logits) are not its business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import Batch, BatchBuffers, Segment
+from freetoken.core.interfaces import Device, ExpertBackend, Model
+from freetoken.core.log import logger
+from freetoken.core.units import format_bytes
+
+log = logger("graphs")
+
+
+class DecodeGraphs:
+    """`launch` runs a decode step of up to `max_rows` sequences."""
+
+    def __init__(
+        self,
+        model: Model,
+        experts: ExpertBackend,
+        device: Device,
+        buffers: BatchBuffers,
+        max_rows: int,
+    ) -> None:
+        self._model, self._experts, self._device = model, experts, device
+        self._buffers, self._max_rows = buffers, max_rows
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._memory: tuple[int, int] | None = None
+
+    def fits(self, segments: Sequence[Segment]) -> bool:
+        """Whether a step is one token of each sequence and nothing else."""
+        return (
+            len(segments) <= self._max_rows
+            and self._experts.on_routing is None
+            and all(len(s.token_ids) == 1 and s.wants_logits and not s.saves for s in segments)
+        )
+
+    def launch(self, segments: Sequence[Segment]) -> tuple[Batch, Tensor]:
+        """Enqueue the step: its batch and float32 [B, V] logits, which live until the next launch."""
+        rows = self._device.bucket(len(segments))
+        if rows not in self._graphs:
+            self._graphs[rows] = self._capture(rows)
+        graph, logits = self._graphs[rows]
+        batch = self._buffers.fill(segments, rows, resolve=False)
+        graph.replay()
+        return batch, logits[: len(segments)]
+
+    def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        started, before = time.perf_counter(), torch.cuda.memory_allocated()
+        self._buffers.fill([], rows, resolve=False)
+        batch = self._buffers.batch(rows, rows, 0, (), True)
+        self._forward(batch)  # compiles what is missing and takes workspaces
+        self._device.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            logits = self._forward(batch)
+        self._memory = graph.pool()
+        log.info(
+            "captured decode of %d rows in %.2f s, %s",
+            rows,
+            time.perf_counter() - started,
+            format_bytes(max(0, torch.cuda.memory_allocated() - before)),
+        )
+        return graph, logits
+
+    def _forward(self, batch: Batch) -> Tensor:
+        self._buffers.resolve(batch.num_rows)
+        self._experts.begin_step()
+        h = self._model.hidden(batch, self._experts)
+        return self._model.head(h, torch.arange(batch.num_rows, device=h.device))

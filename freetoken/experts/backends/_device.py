@@ -1,0 +1,170 @@
+"""Residency on the device: every layer-step is decided, filled and computed by kernels, none by the host.
+
+One class stands for all four backends on a device with kernels; they differ in who may take a miss:
+
+    fused     every record has a slot        offload  the link alone
+    hybrid    link and host by the split     cpu      the host alone
+
+Owns slots, table, the host's block and its poller. A step may be captured: nothing here reads the device,
+but for `end_step`, which looks at counters once in a while. Rows beyond MOST_ROWS go through in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from freetoken.core.batch import Batch
+from freetoken.core.errors import ConfigError, DeviceError
+from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
+from freetoken.experts.device_io import make_block
+from freetoken.experts.device_table import SlotTable
+from freetoken.experts.poller import Poller, can_compute
+from freetoken.experts.setup import ExpertSetup
+from freetoken.experts.split import balance
+from freetoken.kernels import expert_step as step
+from freetoken.kernels.expert_step import MOST_ROWS, Call, Io
+
+COUNT_EVERY = 16
+HOST_ROWS = 16
+"""Batches of more rows are the link's: an expert with many rows costs the host arithmetic, not reading."""
+
+
+class DeviceBackend(ExpertBackend):
+    def __init__(self, setup: ExpertSetup, name: str) -> None:
+        assert setup.config.moe is not None
+        self.name, self.setup, self.bank, self.device = name, setup, setup.bank, setup.device
+        self.stats = ExpertStats()
+        self.top_k = setup.config.moe.top_k
+        self.table = SlotTable(setup, everything=name == "fused")
+        self.io: Io | None = None
+        self._poller: Poller | None = None
+        if name in ("hybrid", "cpu"):
+            self._open_host()
+        self._side = torch.cuda.Stream(self.device.torch_device) if self.device.name == "cuda" else None
+        self._partials: dict[int, Tensor] = {}
+        self._call: Call | None = None
+        self._parts: list[Tensor] = []
+        self._steps = 0
+        self.table.set_split(self._split())
+        if name == "fused":
+            self.table.load_everything()
+
+    def _open_host(self) -> None:
+        config = self.setup.config
+        assert config.moe is not None
+        if can_compute(self.setup):
+            dtype = self.setup.numerics.dtype
+            shape = (HOST_ROWS, self.top_k, config.hidden_size, config.moe.num_experts)
+            self.io = make_block(self.device, *shape, dtype)
+        if self.io is None:
+            raise ConfigError(
+                f"--moe-backend {self.name} needs the native library, which can't compute this model here.",
+                code="no_host_executor",
+                hint="Use --moe-backend offload, or install FreeToken with a C++ compiler.",
+                param="moe_backend",
+            )
+        self._poller = Poller(self.setup, self.io, HOST_ROWS, self.top_k)
+
+    def _split(self) -> tuple[float, float]:
+        """(alpha, beta) of the first guess."""
+        if self.name == "cpu":
+            return -1.0, 0.0
+        if self.name != "hybrid":
+            return 1.0, 0.0
+        machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
+        fill = (machine.fill_fixed_s, size / machine.link_bw)
+        return balance(fill, (machine.cpu_fixed_s, size / machine.host_bw_beside_link))
+
+    # --- one layer-step ---
+
+    def begin_step(self) -> None:
+        """A decode step's forward starts: age the policy's averages."""
+        step.age(self.table.table)
+
+    def wake(self) -> None:
+        """A step is about to be launched: the host must be listening."""
+        if self._poller is not None:
+            self._poller.wake()
+
+    def begin(self, layer: int, x: Tensor, routing: Routing, batch: Batch | None) -> None:
+        if self.on_routing is not None:
+            self.on_routing(layer, routing.ids.cpu())
+        rows = x.shape[0]
+        self._parts = []
+        for at in range(0, max(rows - MOST_ROWS, 0), MOST_ROWS):
+            cut = slice(at, at + MOST_ROWS)
+            self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
+            self._parts.append(self._end(layer))
+        cut = slice(len(self._parts) * MOST_ROWS, rows)
+        self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
+
+    def finish(self, layer: int) -> Tensor:
+        parts, self._parts = [*self._parts, self._end(layer)], []
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _start(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> None:
+        table, place = self.table.table, self.table.places[layer]
+        io = self.io if x.shape[0] <= HOST_ROWS else None
+        bucket = max(0, x.shape[0] - 1).bit_length()
+        call = self._call = Call(x, ids, weights, self._scratch(layer, x.shape[0]), io, bucket)
+        step.look_up(table, place, call)
+        if self._side is None:
+            step.run_tiles(table, place, call)
+            step.prepare_victims(table, layer, self.bank.num_experts)
+            return
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        step.run_tiles(table, place, call)
+        with torch.cuda.stream(self._side):
+            step.prepare_victims(table, layer, self.bank.num_experts)
+
+    def _end(self, layer: int) -> Tensor:
+        call, self._call = self._call, None
+        assert call is not None
+        out = step.combine(self.table.table, self.table.places[layer], call)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        return out
+
+    def _scratch(self, layer: int, rows: int) -> Tensor:
+        """Partials of up to a power of two rows; kept, for a captured step names it."""
+        rows = 1 << max(0, rows - 1).bit_length()
+        if rows not in self._partials:
+            one = self.bank.layouts[layer]
+            runs = step.num_runs(self.device.torch_device.type, one.num_tiles, one.tile_width)
+            shape = (rows * self.top_k, runs, one.hidden)
+            self._partials[rows] = torch.empty(shape, device=self.device.torch_device)
+        return self._partials[rows]
+
+    # --- prefill, safe points ---
+
+    def stream_layer(self, layer: int, x: Tensor, routing: Routing) -> Generator[None, None, Tensor]:
+        parts = []
+        for at in range(0, x.shape[0], self.setup.chunk_tokens):
+            cut = slice(at, at + self.setup.chunk_tokens)
+            self.begin(layer, x[cut], Routing(routing.ids[cut], routing.weights[cut]), None)
+            parts.append(self.finish(layer))
+            yield
+        return torch.cat(parts)
+
+    def end_step(self, step_s: float) -> None:
+        self.stats.steps += 1
+        self._steps += 1
+        if self.io is not None and int(self.io.poison[0]):
+            raise DeviceError(
+                "The CPU did not answer the GPU within a second.",
+                code="device_deadline",
+                hint="Look for a process that takes the cores, then restart; --moe-backend offload needs no CPU.",
+            )
+        if self._steps % COUNT_EVERY == 0:
+            self.table.count(self.stats)
+
+    def resize(self, num_slots: int) -> None:
+        self.table.resize(num_slots)
+
+    def close(self) -> None:
+        if self._poller is not None:
+            self._poller.close()

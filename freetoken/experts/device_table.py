@@ -1,0 +1,147 @@
+"""Slots and their table on the device: what kernels decide by, and how the host changes it at safe points.
+
+Owns the slot pool and every tensor of `kernels.expert_step.Table`. The device is the truth while steps
+run; the host reads or writes the table only after a synchronisation. Slot 0 is no slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freetoken.core.errors import CapacityError
+from freetoken.core.interfaces import ExpertStats
+from freetoken.experts.setup import ExpertSetup
+from freetoken.experts.split import BUCKETS, ONE
+from freetoken.kernels.expert_step import VICTIMS, Place, Table, prepare_victims
+
+MIN_SLOTS = 6
+POLICIES = ("two_speed", "lru")
+
+
+class SlotTable:
+    """everything: a slot for each record, never given away."""
+
+    def __init__(self, setup: ExpertSetup, *, everything: bool = False) -> None:
+        bank, device = setup.bank, setup.device
+        self._bank, self._device = bank, device
+        total = bank.num_layers * bank.num_experts
+        most = total if everything else max(min(setup.max_slots or total, total), MIN_SLOTS)
+        count = total if everything else max(min(setup.num_slots, most), MIN_SLOTS)
+        least = most if everything else MIN_SLOTS
+        self.pool = device.pool(
+            "experts", bank.slot_bytes, count + 1, min_units=least + 1, max_units=most + 1
+        )
+        place, policy = device.torch_device, setup.policy
+        name = policy.name if policy is not None and policy.name in POLICIES else POLICIES[0]
+
+        def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.full(size, value, dtype=dtype, device=place)
+
+        self.table = Table(
+            slot_of=ints(total, value=-1),
+            expert_of=ints(most + 1, value=-1),
+            tiles_in=ints(most + 1),
+            fast=ints(total),
+            slow=ints(total),
+            victims=ints(VICTIMS),
+            words=ints(16),
+            split=ints(BUCKETS, 2),
+            stats=ints(8, dtype=torch.int64),
+            work=ints(bank.num_experts, 4, value=-1),
+            here=ints(bank.num_experts),
+            usable=ints(1, value=count + 1),
+            policy=name,
+        )
+        if not everything:
+            first = torch.arange(1, min(VICTIMS, count) + 1, dtype=torch.int32)
+            self.table.victims[: len(first)] = first.to(place)
+        address = device.pin(bank.buffer)
+        self.places = [self._place(setup, layer, address) for layer in range(bank.num_layers)]
+
+    def _place(self, setup: ExpertSetup, layer: int, address: int) -> Place:
+        assert setup.config.moe is not None
+        bank, one = self._bank, self._bank.layouts[layer]
+        records = bank.layer(layer)
+        offset = records.data_ptr() - bank.buffer.data_ptr()
+        return Place(
+            layer=layer,
+            num_experts=bank.num_experts,
+            records=records,
+            address=address + offset if address else 0,
+            slots=self.pool.view(),
+            hidden=one.hidden,
+            tile_width=one.tile_width,
+            num_tiles=one.num_tiles,
+            tile_bytes=one.tile_bytes,
+            tiles_offset=one.tiles_offset,
+            format=bank.formats[layer].name,
+            activation=setup.config.moe.activation.name,
+        )
+
+    @property
+    def num_slots(self) -> int:
+        return self.pool.num_units - 1
+
+    def set_split(self, split: tuple[float, float]) -> None:
+        """alpha and beta for every batch bucket; takes effect with the next layer-step."""
+        words = torch.tensor([max(-ONE, min(ONE, round(split[0] * ONE))), round(split[1] * ONE)])
+        self.table.split.copy_(words.int().expand(BUCKETS, 2))
+
+    def load_everything(self) -> None:
+        """Give every record its slot and its bytes."""
+        table, bank = self.table, self._bank
+        for layer in range(bank.num_layers):
+            records, first = bank.layer(layer), 1 + layer * bank.num_experts
+            self.pool.view()[first : first + bank.num_experts, : records.shape[1]].copy_(records)
+            for expert in range(bank.num_experts):
+                table.tiles_in[first + expert] = bank.layouts[layer].num_tiles
+        total = len(table.slot_of)
+        table.slot_of.copy_(torch.arange(1, total + 1, dtype=torch.int32))
+        table.expert_of[1:].copy_(torch.arange(total, dtype=torch.int32))
+
+    def count(self, stats: ExpertStats) -> None:
+        """Read the device's counters."""
+        values = self.table.stats.tolist()
+        stats.requests, stats.hits, stats.misses, stats.missing_tiles = values[:4]
+        stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:]
+        size = max(one.tile_bytes for one in self._bank.layouts)
+        stats.link_bytes, stats.host_bytes = values[4] * size, values[5] * size
+
+    def resize(self, num_slots: int) -> None:
+        """Change the number of slots at a safe point; the warmest stay, moved out of an unmapped tail."""
+        device, table = self._device, self.table
+        num_slots = max(MIN_SLOTS, min(num_slots, self.pool.max_units - 1))
+        device.synchronize()
+        if num_slots < self.num_slots:
+            self._compact(num_slots)
+        if num_slots != self.num_slots:
+            before = self.num_slots
+            try:
+                self.pool.resize(num_slots + 1)
+            except CapacityError:
+                table.usable.fill_(before + 1)
+                raise
+        table.usable.fill_(num_slots + 1)
+        prepare_victims(table, 0, self._bank.num_experts)
+
+    def _compact(self, num_slots: int) -> None:
+        table = self.table
+        owner = table.expert_of.cpu().numpy()
+        keys = (table.fast + table.slow if table.policy == "two_speed" else table.fast).cpu().numpy()
+        live = np.flatnonzero(owner >= 0)
+        ranked = live[np.argsort(-keys[owner[live]], kind="stable")]
+        for slot in ranked[num_slots:]:
+            table.slot_of[int(owner[slot])] = -1
+            table.expert_of[int(slot)] = -1
+            table.tiles_in[int(slot)] = 0
+        kept = ranked[:num_slots]
+        tail = kept[kept > num_slots]
+        used = set(kept.tolist())
+        holes = [s for s in range(1, num_slots + 1) if s not in used][: len(tail)]
+        self.pool.relocate(tail.tolist(), holes)
+        for src, dst in zip(tail.tolist(), holes, strict=True):
+            table.slot_of[int(owner[src])] = dst
+            table.expert_of[dst], table.tiles_in[dst] = int(owner[src]), table.tiles_in[src].clone()
+            table.expert_of[src], table.tiles_in[src] = -1, 0

@@ -1,0 +1,46 @@
+"""The host's answer to a device that rings: the native executor behind a thread that watches a word.
+
+Owns thread and handles. Only exists where the native library can compute every layer. `wake` is called by
+whoever launches steps: the device can't wake a sleeping thread.
+"""
+
+from __future__ import annotations
+
+from freetoken.experts import device_io
+from freetoken.experts.native_executor import native_layers
+from freetoken.experts.setup import ExpertSetup
+from freetoken.kernels.expert_step import Io
+from freetoken.native.library import library
+
+DEADLINE_MS = 900
+"""Less than the device's own deadline, so that the host says first what went wrong."""
+
+
+class Poller:
+    def __init__(self, setup: ExpertSetup, io: Io, max_rows: int, top_k: int) -> None:
+        lib, layers = library(), native_layers(setup)
+        assert lib is not None and layers
+        self._lib, self._io = lib, io
+        lib.start(max(1, setup.threads))
+        self._executor = lib.new_executor(layers)
+        block = device_io.describe(io, max_rows, top_k, DEADLINE_MS)
+        self._poller = lib.new_poller(self._executor, block)
+
+    def wake(self) -> None:
+        self._lib.wake_poller(self._poller)
+
+    @property
+    def took_s(self) -> float:
+        """What the last answer took."""
+        return int(self._io.reply[2]) * 1e-9
+
+    def close(self) -> None:
+        poller, self._poller = self._poller, 0
+        if poller:
+            self._lib.free_poller(poller)
+            self._lib.free_executor(self._executor)
+
+
+def can_compute(setup: ExpertSetup) -> bool:
+    """Whether the native library reads every layer of the bank."""
+    return bool(native_layers(setup))

@@ -1,0 +1,54 @@
+"""A layer-step of routed experts whose residency lives on the device: look up, compute, add.
+
+    age(table)                                   once a step: the policy's averages, the step's number
+    look_up(table, place, call)                  one layer-step: who is here, who comes, who is left to the host
+    prepare_victims(table, layer)                the coldest residents, for the next look-up
+    run_tiles(table, place, call)                partial outputs of resident and arriving tiles
+    combine(table, place, call) -> [T, H]        float32 sum over routes, ascending expert id
+
+Everything is stream-ordered: an arriving tile is read from host memory and kept in its slot by the same
+launch that computes it, so a slot is complete for whatever is launched later, and no host decides anything.
+Missing tiles are divided by `experts.split`'s rule: Q by the link in the policy's fill order, at most one
+expert cut, the rest by the host. Without a victim an arriving expert is computed but not kept.
+
+Shapes: T <= MOST_ROWS rows, k = top_k, E experts a layer, S slots (0 is no slot), NT tiles, R = T * k routes.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freetoken.kernels._choose import choose
+from freetoken.kernels.expert_step import reference, triton
+from freetoken.kernels.expert_step._types import MOST_ROWS, VICTIMS, Call, Io, Place, Table
+
+__all__ = ["MOST_ROWS", "VICTIMS", "Call", "Io", "Place", "Table"]
+
+MAKERS = (reference, triton)
+
+
+def num_runs(device_type: str, num_tiles: int, tile_width: int) -> int:
+    """Partials of one expert and row: how finely the maker divides a record."""
+    runs: int = choose(MAKERS, device_type).num_runs(num_tiles, tile_width)
+    return runs
+
+
+def age(table: Table) -> None:
+    choose(MAKERS, table.words.device.type).age(table)
+
+
+def look_up(table: Table, place: Place, call: Call) -> None:
+    choose(MAKERS, table.words.device.type).look_up(table, place, call)
+
+
+def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
+    choose(MAKERS, table.words.device.type).prepare_victims(table, layer, num_experts)
+
+
+def run_tiles(table: Table, place: Place, call: Call) -> None:
+    choose(MAKERS, table.words.device.type).run_tiles(table, place, call)
+
+
+def combine(table: Table, place: Place, call: Call) -> Tensor:
+    out: Tensor = choose(MAKERS, table.words.device.type).combine(table, place, call)
+    return out

@@ -1,0 +1,229 @@
+"""Triton kernels of residency: one block decides a layer-step, one prepares the next one's victims.
+
+Everything about the E experts of a layer is a vector of EP lanes; what depends on an order (fills, list,
+victims) is a rank found by comparing all pairs, which is cheaper here than sorting. Integers are those of
+`reference`, bit by bit.
+"""
+
+from __future__ import annotations
+
+from freetoken.kernels._triton import INTERPRETED, jit, tl
+from freetoken.kernels.expert_step import _rules as rules
+
+if tl is not None:
+    FAST_AGE, FAST_GAIN = tl.constexpr(rules.FAST_AGE), tl.constexpr(rules.FAST_GAIN)
+    SLOW_AGE, SLOW_GAIN = tl.constexpr(rules.SLOW_AGE), tl.constexpr(rules.SLOW_GAIN)
+    AHEAD, FLOOR_SHIFT = tl.constexpr(rules.AHEAD), tl.constexpr(rules.FLOOR_SHIFT)
+    ONE, INTERPRET = tl.constexpr(rules.ONE), tl.constexpr(INTERPRETED)
+    LAST, GONE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFFFF << 32)
+
+
+@jit
+def age(words, fast, slow, TOTAL, TWO_SPEED: tl.constexpr, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    if TWO_SPEED:
+        f = tl.load(fast + at, mask=at < TOTAL, other=0)
+        s = tl.load(slow + at, mask=at < TOTAL, other=0)
+        tl.store(fast + at, f - (f >> FAST_AGE), mask=at < TOTAL)
+        tl.store(slow + at, s - (s >> SLOW_AGE), mask=at < TOTAL)
+    if tl.program_id(0) == 0:
+        tl.store(words, tl.load(words) + 1)
+
+
+@jit
+def _before(keys, asked, lane):
+    """[e, f]: asked f comes before e in fill order (hotter first, then lower id)."""
+    mine, theirs = keys[:, None], keys[None, :]
+    return asked[None, :] & ((theirs > mine) | ((theirs == mine) & (lane[None, :] < lane[:, None])))
+
+
+@jit
+def _tiles_to_fill(words, split, missing, HOST: tl.constexpr):
+    filled = missing
+    if HOST:
+        alpha, beta = tl.load(split), tl.load(split + 1)
+        most = missing.to(tl.int64) << 16
+        wanted = tl.minimum(most, alpha.to(tl.int64) * missing + beta)
+        wanted = tl.maximum(tl.maximum(wanted, 0), most >> FLOOR_SHIFT)
+        wanted = tl.where(alpha < 0, 0, wanted)
+        credit = tl.load(words + 2)
+        due = wanted + credit
+        part = tl.maximum(0, tl.minimum(missing.to(tl.int64), due >> 16))
+        whole = wanted >= most
+        rest = tl.maximum(-ONE, tl.minimum(ONE, due - (part << 16)))
+        tl.store(words + 2, tl.where(whole, credit, rest).to(tl.int32))
+        filled = tl.where(whole, missing.to(tl.int64), part).to(tl.int32)
+    return filled
+
+
+@jit
+def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
+    """Write the host's part of the layer-step and ring, if there is one."""
+    NT: tl.constexpr = spec[0]
+    H: tl.constexpr = spec[1]
+    ROUTES: tl.constexpr = spec[2]
+    K: tl.constexpr = spec[3]
+    BX: tl.constexpr = spec[4]
+    ITEMS: tl.constexpr = spec[5]
+    IDS: tl.constexpr = spec[6]
+    X: tl.constexpr = spec[7]
+    POISON: tl.constexpr = spec[8]
+    count = tl.sum(left.to(tl.int32))
+    sequence = tl.load(words + 1) + 1
+    failed = tl.load(words + 3)
+    rings = (count > 0) & (failed == 0)
+    tl.store(words + 4, tl.where(rings, sequence, 0))
+    if rings:
+        tl.store(words + 1, sequence)
+        at = tl.cumsum(left.to(tl.int32), 0) - 1
+        item = (io + ITEMS).to(tl.pointer_type(tl.int32)) + at * 4
+        tl.store(item, lane, mask=left)
+        tl.store(item + 1, end, mask=left)
+        tl.store(item + 2, NT + tl.zeros_like(lane), mask=left)
+        route = tl.arange(0, ROUTES)
+        own = tl.load(ids + route, mask=route < T * K, other=-1)
+        tl.store((io + IDS).to(tl.pointer_type(tl.int32)) + route, own, mask=route < T * K)
+        there = (io + X).to(tl.pointer_type(x.dtype.element_ty))
+        for at in range(0, T * H, BX):
+            some = at + tl.arange(0, BX)
+            tl.store(there + some, tl.load(x + some, mask=some < T * H, other=0.0), mask=some < T * H)
+        request = (io + 64).to(tl.pointer_type(tl.int32))
+        tl.store(request + 1, layer)
+        tl.store(request + 2, count)
+        tl.store(request + 3, T)
+        tl.store(request + 4, K)
+        tl.debug_barrier()
+        if INTERPRET:
+            tl.store(request, sequence)
+        else:
+            tl.atomic_xchg(request, sequence, sem="release", scope="sys")
+
+
+@jit(varying=("layer", "T"))
+def look_up(
+    ids,
+    x,
+    words,
+    split,
+    stats,
+    slot_of,
+    expert_of,
+    tiles_in,
+    fast,
+    slow,
+    victims,
+    work,
+    here,
+    io,
+    layer,
+    T,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    K: tl.constexpr,
+    TP: tl.constexpr,
+    V: tl.constexpr,
+    NT: tl.constexpr,
+    TWO_SPEED: tl.constexpr,
+    HOST: tl.constexpr,
+    SPEC: tl.constexpr,
+):
+    lane = tl.arange(0, EP)
+    base = layer * E
+    present = tl.zeros([EP], tl.int32)
+    for row in range(0, T):
+        for rank in tl.static_range(K):
+            present = tl.where(lane == tl.load(ids + row * K + rank), 1, present)
+    used = present > 0
+    slot = tl.maximum(tl.load(slot_of + base + lane, mask=used, other=-1), 0)
+    have = tl.load(tiles_in + slot, mask=used & (slot > 0), other=0)
+    keys = tl.load(fast + base + lane, mask=used, other=0)
+    if TWO_SPEED:
+        keys += FAST_GAIN
+        tl.store(fast + base + lane, keys, mask=used)
+        often = tl.load(slow + base + lane, mask=used, other=0) + SLOW_GAIN
+        tl.store(slow + base + lane, often, mask=used)
+        keys += often
+    else:
+        keys = tl.load(words) + tl.zeros_like(lane)
+        tl.store(fast + base + lane, keys, mask=used)
+    last = tl.max(tl.where(used, base + lane, -1))
+    tl.store(words + 5, tl.where(last < 0, tl.load(words + 5), last))
+
+    need = tl.where(used, NT - have, 0)
+    asked = need > 0
+    missing = tl.sum(need)
+    wanted = _tiles_to_fill(words, split, missing, HOST)
+    before = _before(keys, asked, lane)
+    ahead = tl.sum(tl.where(before, need[None, :], 0), 1)
+    fill = tl.where(asked, tl.maximum(0, tl.minimum(need, wanted - ahead)), 0)
+
+    homeless = (fill > 0) & (slot == 0)
+    number = tl.sum((before & homeless[None, :]).to(tl.int32), 1)
+    candidate = tl.load(victims + tl.arange(0, V))
+    owner = tl.load(expert_of + candidate, mask=candidate > 0, other=-1)
+    clash = tl.sum(((owner[:, None] == (base + lane)[None, :]) & used[None, :]).to(tl.int32), 1) > 0
+    givable = (candidate > 0) & ~clash
+    place = tl.cumsum(givable.to(tl.int32), 0) - 1
+    match = (number[:, None] == place[None, :]) & givable[None, :] & homeless[:, None]
+    given = tl.sum(tl.where(match, candidate[None, :], 0), 1)
+    evicted = tl.max(tl.where(match, owner[None, :], -1), 1)
+    slot = tl.where(homeless, given, slot)
+    arrives = homeless & (given > 0)
+    tl.store(slot_of + evicted, tl.full([EP], -1, tl.int32), mask=arrives & (evicted >= 0))
+    tl.debug_barrier()
+    tl.store(slot_of + base + lane, slot, mask=arrives)
+    tl.store(expert_of + slot, base + lane, mask=arrives)
+    end = have + fill
+    tl.store(tiles_in + slot, end, mask=used & (slot > 0))
+    tl.store(here + lane, end, mask=used)
+
+    comes = (fill > 0).to(tl.int32)
+    stays = (used & (fill == 0)).to(tl.int32)
+    at = tl.where(comes > 0, tl.cumsum(comes, 0) - 1, tl.sum(comes) + tl.cumsum(stays, 0) - 1)
+    tl.store(work + lane * 4, tl.full([EP], -1, tl.int32), mask=(lane >= tl.sum(present)) & (lane < E))
+    tl.store(work + at * 4, lane, mask=used)
+    tl.store(work + at * 4 + 1, slot, mask=used)
+    tl.store(work + at * 4 + 2, have, mask=used)
+    tl.store(work + at * 4 + 3, end, mask=used)
+
+    filled = tl.sum(fill)
+    tl.store(stats, tl.load(stats) + tl.sum(present))
+    tl.store(stats + 1, tl.load(stats + 1) + tl.sum((used & (need == 0)).to(tl.int32)))
+    tl.store(stats + 2, tl.load(stats + 2) + tl.sum(asked.to(tl.int32)))
+    tl.store(stats + 3, tl.load(stats + 3) + missing)
+    tl.store(stats + 4, tl.load(stats + 4) + filled)
+    tl.store(stats + 5, tl.load(stats + 5) + missing - filled)
+    tl.store(stats + 6, tl.load(stats + 6) + tl.sum(arrives.to(tl.int32)))
+    tl.store(stats + 7, tl.load(stats + 7) + tl.sum((arrives & (evicted >= 0)).to(tl.int32)))
+    if HOST:
+        _ring(words, x, ids, io, used & (end < NT), end, lane, layer, T, SPEC)
+
+
+@jit
+def prepare_victims(
+    words,
+    expert_of,
+    fast,
+    slow,
+    usable,
+    victims,
+    V: tl.constexpr,
+    SP: tl.constexpr,
+    TWO_SPEED: tl.constexpr,
+):
+    slot = tl.arange(0, SP)
+    inside = (slot > 0) & (slot < tl.load(usable))
+    owner = tl.load(expert_of + slot, mask=inside, other=-1)
+    owned = inside & (owner >= 0)
+    key = tl.load(fast + owner, mask=owned, other=0)
+    if TWO_SPEED:
+        key += tl.load(slow + owner, mask=owned, other=0)
+        key += tl.where(owner > tl.load(words + 5), key >> AHEAD, 0)
+    key = tl.where(owned, key, -1)
+    key = tl.where(inside, key, LAST)
+    both = (key.to(tl.int64) << 32) | slot.to(tl.int64)
+    for rank in range(0, V):
+        best = tl.min(both)
+        found = (best >> 32) < LAST  # what lies outside, or was taken, has the greatest key
+        tl.store(victims + rank, tl.where(found, best & 0x7FFFFFFF, 0).to(tl.int32))
+        both = tl.where(both == best, GONE, both)

@@ -1,0 +1,11 @@
+"""The numbers of the policies and of the list, shared by all makers. Integers only.
+
+two_speed is `experts.policies.two_speed`: averages aged by shifts once a step, raised by a use; victims are
+the residents of least fast + slow, those of layers still to come in this step counting half as much again.
+"""
+
+FAST_AGE, FAST_GAIN = 1, 1 << 17
+SLOW_AGE, SLOW_GAIN = 4, 1 << 16
+AHEAD = 1
+FLOOR_SHIFT = 4
+ONE = 1 << 16

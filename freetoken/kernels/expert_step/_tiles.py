@@ -1,0 +1,247 @@
+"""Triton kernels of the arithmetic: tiles of records into partial outputs, partial outputs into rows.
+
+A block owns a run of SUB columns of one expert's I. It reads them from the expert's slot, or, if they are
+arriving, from host memory, and then stores what it read into the slot on the way: a fill costs no launch,
+no second read and nobody waits for it. Partials are float32 per route and run; `combine` adds them in one
+order, so results don't depend on who was resident.
+"""
+
+from __future__ import annotations
+
+from freetoken.kernels._triton import INTERPRETED, jit, tl
+
+if tl is not None:
+    INTERPRET = tl.constexpr(INTERPRETED)
+    MOST_POLLS = tl.constexpr(1_000_000)
+
+
+@jit
+def _act(g, u, KIND: tl.constexpr):
+    if KIND == 0:
+        y = g / (1.0 + tl.exp(-g)) * u
+    elif KIND == 1:
+        y = 0.5 * g * (1.0 + tl.erf(g * 0.7071067811865476)) * u
+    elif KIND == 2:
+        z = 2.0 * 0.7978845608028654 * (g + 0.044715 * g * g * g)
+        y = g / (1.0 + tl.exp(-z)) * u
+    else:
+        y = tl.maximum(g, 0.0) * u
+    return y
+
+
+@jit
+def _where(work, entry, run, records, record_bytes, slots, slot_bytes, NT: tl.constexpr, PER: tl.constexpr):
+    """(expert, computes here, arrives, where it is read, where it is kept or 0) of a block."""
+    expert = tl.load(work + entry * 4)
+    slot = tl.load(work + entry * 4 + 1)
+    have = tl.load(work + entry * 4 + 2)
+    end = tl.load(work + entry * 4 + 3)
+    tile = run // PER
+    mine = (expert >= 0) & (tile < end)
+    arrives = tile >= have
+    there = records + expert.to(tl.int64) * record_bytes
+    home = slots + slot.to(tl.int64) * slot_bytes
+    return expert, mine, arrives, tl.where(arrives, there, home), tl.where(arrives & (slot > 0), home, 0)
+
+
+@jit(varying=("records", "slots", "T"))
+def one_row(
+    x,
+    ids,
+    work,
+    partials,
+    records,
+    record_bytes,
+    slots,
+    slot_bytes,
+    tiles_offset,
+    tile_bytes,
+    T,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    SUB: tl.constexpr,
+    NT: tl.constexpr,
+    BH: tl.constexpr,
+    KIND: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    PER: tl.constexpr = W // SUB
+    run = tl.program_id(0)
+    expert, mine, arrives, source, keep = _where(
+        work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
+    )
+    if mine:
+        kept = keep != 0
+        offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
+        base = (source + offset).to(tl.pointer_type(x.dtype.element_ty))
+        copy = (tl.where(kept, keep, source) + offset).to(tl.pointer_type(x.dtype.element_ty))
+        row = (run % PER) * SUB + tl.arange(0, SUB)
+        col = tl.arange(0, BH)
+        gate = row[:, None] * H + col[None, :]
+        up = gate + W * H
+        g = tl.zeros([SUB, BH], tl.float32)
+        u = tl.zeros([SUB, BH], tl.float32)
+        for h in tl.range(0, H, BH, num_stages=STAGES):
+            inside = (h + col < H)[None, :] & (row >= 0)[:, None]
+            xv = tl.load(x + h + col, mask=h + col < H, other=0.0).to(tl.float32)[None, :]
+            gw = tl.load(base + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
+            uw = tl.load(base + up + h, mask=inside, other=0.0, eviction_policy="evict_first")
+            tl.store(copy + gate + h, gw, mask=inside & kept)
+            tl.store(copy + up + h, uw, mask=inside & kept)
+            g += gw.to(tl.float32) * xv
+            u += uw.to(tl.float32) * xv
+        middle = _act(tl.sum(g, 1), tl.sum(u, 1), KIND).to(x.dtype.element_ty).to(tl.float32)
+        rank = tl.arange(0, KP)
+        route = tl.sum(tl.where(tl.load(ids + rank, mask=rank < K, other=-1) == expert, rank, 0))
+        out = partials + (route * NT * PER + run) * H
+        for h in tl.range(0, H, BH, num_stages=STAGES):
+            inside = (h + col < H)[None, :] & (row >= 0)[:, None]
+            dw = tl.load(base + 2 * W * H + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
+            tl.store(copy + 2 * W * H + gate + h, dw, mask=inside & kept)
+            tl.store(out + h + col, tl.sum(dw.to(tl.float32) * middle[:, None], 0), mask=h + col < H)
+
+
+@jit(varying=("records", "slots", "T"))
+def few_rows(
+    x,
+    ids,
+    work,
+    partials,
+    records,
+    record_bytes,
+    slots,
+    slot_bytes,
+    tiles_offset,
+    tile_bytes,
+    T,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    SUB: tl.constexpr,
+    NT: tl.constexpr,
+    BH: tl.constexpr,
+    KIND: tl.constexpr,
+    STAGES: tl.constexpr,
+    TP: tl.constexpr,
+):
+    PER: tl.constexpr = W // SUB
+    run = tl.program_id(0)
+    expert, mine, arrives, source, keep = _where(
+        work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
+    )
+    if mine:
+        kept = keep != 0
+        offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
+        base = (source + offset).to(tl.pointer_type(x.dtype.element_ty))
+        copy = (tl.where(kept, keep, source) + offset).to(tl.pointer_type(x.dtype.element_ty))
+        row = (run % PER) * SUB + tl.arange(0, SUB)
+        col = tl.arange(0, BH)
+        token = tl.arange(0, TP)
+        gate = row[:, None] * H + col[None, :]
+        up = gate + W * H
+        g = tl.zeros([TP, SUB], tl.float32)
+        u = tl.zeros([TP, SUB], tl.float32)
+        for h in tl.range(0, H, BH, num_stages=STAGES):
+            inside = (h + col < H)[None, :] & (row >= 0)[:, None]
+            xs = tl.load(
+                x + token[:, None] * H + h + col[None, :],
+                mask=(token < T)[:, None] & (h + col < H)[None, :],
+                other=0.0,
+            )
+            gw = tl.load(base + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
+            uw = tl.load(base + up + h, mask=inside, other=0.0, eviction_policy="evict_first")
+            tl.store(copy + gate + h, gw, mask=inside & kept)
+            tl.store(copy + up + h, uw, mask=inside & kept)
+            if INTERPRET:
+                g += tl.dot(xs.to(tl.float32), tl.trans(gw).to(tl.float32))
+                u += tl.dot(xs.to(tl.float32), tl.trans(uw).to(tl.float32))
+            else:
+                g = tl.dot(xs, tl.trans(gw), g)
+                u = tl.dot(xs, tl.trans(uw), u)
+        middle = _act(g, u, KIND).to(x.dtype.element_ty)
+        rank = tl.arange(0, KP)
+        theirs = tl.load(
+            ids + token[:, None] * K + rank[None, :],
+            mask=(token < T)[:, None] & (rank < K)[None, :],
+            other=-1,
+        )
+        match = theirs == expert
+        routed = tl.sum(match.to(tl.int32), 1) > 0
+        route = token * K + tl.sum(tl.where(match, rank[None, :], 0), 1)
+        out = partials + (route.to(tl.int64) * NT * PER + run)[:, None] * H
+        for h in tl.range(0, H, BH, num_stages=STAGES):
+            inside = (h + col < H)[None, :] & (row >= 0)[:, None]
+            dw = tl.load(base + 2 * W * H + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
+            tl.store(copy + 2 * W * H + gate + h, dw, mask=inside & kept)
+            if INTERPRET:
+                y = tl.dot(middle.to(tl.float32), dw.to(tl.float32))
+            else:
+                y = tl.dot(middle, dw)
+            tl.store(out + (h + col)[None, :], y, mask=routed[:, None] & (h + col < H)[None, :])
+
+
+@jit
+def _wait(words, io, POISON: tl.constexpr):
+    """Until the host has answered; gives up after about a second, then everyone does."""
+    pending = tl.load(words + 4)
+    if (pending != 0) & (tl.load(words + 3) == 0):
+        reply = (io + 128).to(tl.pointer_type(tl.int32))
+        polls = 0
+        done = tl.load(reply, volatile=True)
+        while (done < pending) & (polls < MOST_POLLS):
+            done = tl.load(reply, volatile=True)
+            polls += 1
+        if done < pending:
+            tl.store(words + 3, 1)
+            tl.store((io + 192).to(tl.pointer_type(tl.int32)), 1)
+        if not INTERPRET:
+            tl.inline_asm_elementwise(
+                "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+            )
+
+
+@jit(varying=("T",))
+def combine(
+    ids,
+    weights,
+    partials,
+    here,
+    words,
+    io,
+    out,
+    T,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    NT: tl.constexpr,
+    PER: tl.constexpr,
+    RP: tl.constexpr,
+    BC: tl.constexpr,
+    HOST: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    row = tl.program_id(0)
+    col = tl.program_id(1) * BC + tl.arange(0, BC)
+    run = tl.arange(0, RP)
+    total = tl.zeros([BC], tl.float32)
+    if HOST:
+        _wait(words, io, 192)
+        theirs = (io + OUT).to(tl.pointer_type(tl.float32))
+    for rank in range(0, K):
+        expert = tl.load(ids + row * K + rank)
+        if expert >= 0:
+            route = row * K + rank
+            end = tl.load(here + expert) * PER
+            part = tl.load(
+                partials + (route.to(tl.int64) * NT * PER + run)[:, None] * H + col[None, :],
+                mask=(run < end)[:, None] & (col < H)[None, :],
+                other=0.0,
+            )
+            value = tl.sum(part, 0)
+            if HOST:
+                left = end < NT * PER
+                value += tl.load(theirs + route * H + col, mask=left & (col < H), other=0.0, volatile=True)
+            total += tl.load(weights + route) * value
+    tl.store(out + row * H + col, total, mask=col < H)

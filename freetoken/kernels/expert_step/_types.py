@@ -1,0 +1,105 @@
+"""What a layer-step of experts is told: residency, a layer's place, the host's block, the call. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+MOST_ROWS = 64
+VICTIMS = 32
+STEP, SEQUENCE, CREDIT, FAILED, PENDING, PASSED = range(6)
+REQUESTS, HITS, MISSES, MISSING, FILLED, CPU_TILES, FILLS, EVICTIONS = range(8)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Residency, all int32 on the device unless said otherwise. Expert ids are global.
+
+    slot_of [L*E] -1 = none    expert_of [S] -1 = none    tiles_in [S] a prefix of the record
+    fast, slow [L*E]           the two averages of policy two_speed (LRU: `fast` holds the last step)
+    victims [VICTIMS]          slots that may be given away, coldest first, 0 = none
+    words [16]                 STEP SEQUENCE CREDIT FAILED PENDING PASSED
+    split [BUCKETS, 2]         alpha, beta as Q16.16 (experts.split)
+    stats int64 [8]            REQUESTS .. EVICTIONS
+    work [E, 4]                the layer-step's list: expert, slot, tiles here, tiles computed here
+    here [E]                   tiles computed here, by expert of the layer
+    usable [1]                 slots that are mapped
+    policy                     "two_speed" or "lru"
+    """
+
+    slot_of: Tensor
+    expert_of: Tensor
+    tiles_in: Tensor
+    fast: Tensor
+    slow: Tensor
+    victims: Tensor
+    words: Tensor
+    split: Tensor
+    stats: Tensor
+    work: Tensor
+    here: Tensor
+    usable: Tensor
+    policy: str = "two_speed"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer's records lie and how.
+
+    records   uint8 [E, record_bytes] in host memory; `address` is what the device calls it (0: not mapped)
+    slots     uint8 [S, slot_bytes] on the device
+    """
+
+    layer: int
+    num_experts: int
+    records: Tensor
+    address: int
+    slots: Tensor
+    hidden: int
+    tile_width: int
+    num_tiles: int
+    tile_bytes: int
+    tiles_offset: int
+    format: str
+    activation: str
+
+    @property
+    def slots_address(self) -> int:
+        return 0 if self.slots.is_meta else self.slots.data_ptr()
+
+
+@dataclass(frozen=True)
+class Io:
+    """The block that the device shares with the host executor, as `experts.device_io` lays it out.
+
+    address   what the device calls byte 0; the tensors are the host's views
+    request int32 [16], reply int32 [16], poison int32 [16], items int32 [E, 4], ids int32 [T, k],
+    x [T, H], out float32 [R, H]; offsets in bytes: items, ids, x, out
+    """
+
+    address: int
+    bytes: Tensor
+    request: Tensor
+    reply: Tensor
+    poison: Tensor
+    items: Tensor
+    ids: Tensor
+    x: Tensor
+    out: Tensor
+    offsets: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One layer-step: x [T, H] 16-bit, ids int32 [T, k] (-1 = dead), weights float32 [T, k].
+
+    partials float32 [R, num_runs(..), H], scratch; io None: nothing may be left to the host.
+    """
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    partials: Tensor
+    io: Io | None
+    bucket: int = 0

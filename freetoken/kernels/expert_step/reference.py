@@ -1,0 +1,186 @@
+"""The layer-step in numpy and torch: the oracle of the device's kernels, bit-equal in its integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freetoken.kernels.activation import activate
+from freetoken.kernels.expert_step import _rules as rules
+from freetoken.kernels.expert_step._types import Call, Place, Table
+
+RANK = 0
+_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+
+def supports(device_type: str) -> bool:
+    return True
+
+
+def num_runs(num_tiles: int, tile_width: int) -> int:
+    return num_tiles
+
+
+def age(table: Table) -> None:
+    table.words[0] += 1
+    if table.policy == "two_speed":
+        table.fast.sub_(table.fast >> rules.FAST_AGE)
+        table.slow.sub_(table.slow >> rules.SLOW_AGE)
+
+
+def _keys(table: Table) -> np.ndarray:
+    keys: np.ndarray = table.fast.numpy().astype(np.int64)
+    if table.policy == "two_speed":
+        keys = keys + table.slow.numpy()
+    return keys
+
+
+def look_up(table: Table, place: Place, call: Call) -> None:
+    base, nt = place.layer * place.num_experts, place.num_tiles
+    words, stats = table.words.numpy(), table.stats.numpy()
+    slot_of, expert_of, tiles_in = table.slot_of.numpy(), table.expert_of.numpy(), table.tiles_in.numpy()
+    local = np.unique(call.ids.numpy())
+    local = local[local >= 0].astype(np.int64)
+    experts = base + local
+    slots = np.maximum(slot_of[experts], 0)
+    have = np.where(slots > 0, tiles_in[slots], 0)
+    fast, slow = table.fast.numpy(), table.slow.numpy()
+    if table.policy == "two_speed":
+        fast[experts] += rules.FAST_GAIN
+        slow[experts] += rules.SLOW_GAIN
+    else:
+        fast[experts] = words[0]
+    words[5] = experts[-1] if len(experts) else words[5]
+    need = nt - have
+    total = int(need.sum())
+    wanted = _tiles_to_fill(table, call, total)
+    order = sorted(range(len(local)), key=lambda m: (-_keys(table)[experts[m]], m))
+    fill, left = np.zeros(len(local), np.int64), wanted
+    for m in order:
+        fill[m] = min(need[m], left)
+        left -= fill[m]
+    givable = [s for s in table.victims.tolist() if s > 0 and expert_of[s] not in set(experts.tolist())]
+    arrived = 0
+    for m in order:
+        if fill[m] and not slots[m] and givable:
+            slots[m] = givable.pop(0)
+            arrived += 1
+            if expert_of[slots[m]] >= 0:
+                slot_of[expert_of[slots[m]]] = -1
+                stats[7] += 1
+            expert_of[slots[m]], slot_of[experts[m]] = experts[m], slots[m]
+        if slots[m]:
+            tiles_in[slots[m]] = have[m] + fill[m]
+    _list(table, local, slots, have, have + fill)
+    for at, amount in enumerate(
+        (
+            len(local),
+            int((need == 0).sum()),
+            int((need > 0).sum()),
+            total,
+            int(fill.sum()),
+            total - int(fill.sum()),
+            arrived,
+        )
+    ):
+        stats[at] += amount
+    _ring(table, place, call, local, have + fill)
+
+
+def _tiles_to_fill(table: Table, call: Call, missing: int) -> int:
+    """Q, as `experts.split.Split.tiles_to_fill` has it."""
+    if call.io is None:
+        return missing
+    words = table.words.numpy()
+    alpha, beta = (int(v) for v in table.split[call.bucket])
+    most = missing << 16
+    wanted = max(0, min(most, alpha * missing + beta))
+    wanted = max(wanted, most >> rules.FLOOR_SHIFT)
+    if alpha < 0:
+        wanted = 0  # the host does everything
+    if wanted >= most:
+        return missing
+    due = wanted + int(words[2])
+    filled = max(0, min(missing, due >> 16))
+    words[2] = max(-rules.ONE, min(rules.ONE, due - (filled << 16)))
+    return filled
+
+
+def _list(table: Table, local: np.ndarray, slots: np.ndarray, have: np.ndarray, end: np.ndarray) -> None:
+    """Arriving experts first: they take longest."""
+    work, here = table.work.numpy(), table.here.numpy()
+    work[:, 0] = -1
+    order = np.argsort(end == have, kind="stable")
+    for row, m in enumerate(order):
+        work[row] = local[m], slots[m], have[m], end[m]
+    here[local] = end
+
+
+def _ring(table: Table, place: Place, call: Call, local: np.ndarray, end: np.ndarray) -> None:
+    words, left = table.words.numpy(), end < place.num_tiles
+    words[4] = 0
+    if not left.any():
+        return
+    io, (rows, top_k) = call.io, call.ids.shape
+    words[1] += 1
+    words[4] = words[1]
+    items = [(e, a, place.num_tiles, 0) for e, a in zip(local[left], end[left], strict=True)]
+    io.items[: len(items)] = torch.tensor(np.array(items, np.int32))
+    io.ids.view(-1)[: rows * top_k] = call.ids.reshape(-1)
+    io.x[:rows] = call.x
+    head = [int(words[1]), place.layer, len(items), rows, top_k]
+    io.request[:5] = torch.tensor(head, dtype=torch.int32)
+
+
+def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
+    usable = int(table.usable[0])
+    owner = table.expert_of.numpy()[1:usable].astype(np.int64)
+    keys = np.where(owner >= 0, _keys(table)[np.maximum(owner, 0)], -1)
+    if table.policy == "two_speed":
+        ahead = owner > int(table.words[5])
+        keys = keys + np.where(ahead & (owner >= 0), keys >> rules.AHEAD, 0)
+    best = np.lexsort((np.arange(len(keys)), keys))[: len(table.victims)]
+    table.victims.zero_()
+    table.victims[: len(best)] = torch.from_numpy(best + 1).int()
+
+
+def run_tiles(table: Table, place: Place, call: Call) -> None:
+    for expert, slot, have, end in table.work.tolist():
+        if expert < 0:
+            break
+        rows, ranks = (call.ids == expert).nonzero(as_tuple=True)
+        for tile in range(end):
+            a = place.tiles_offset + tile * place.tile_bytes
+            source = place.records[expert] if tile >= have else place.slots[slot]
+            coded = source[a : a + place.tile_bytes]
+            if tile >= have and slot:
+                place.slots[slot, a : a + place.tile_bytes] = coded
+            parts = _partial(place, call.x[rows], coded)
+            call.partials[rows * call.ids.shape[1] + ranks, tile] = parts
+        if end > have and slot and have == 0:
+            place.slots[slot, : place.tiles_offset] = place.records[expert, : place.tiles_offset]
+
+
+def _partial(place: Place, x: Tensor, coded: Tensor) -> Tensor:
+    w, h, dtype = place.tile_width, place.hidden, _DTYPES[place.format]
+    gate, up, down = coded[: 3 * w * h * dtype.itemsize].view(dtype).view(3, w, h).float()
+    rows = x.float()
+    middle = (activate(place.activation, rows @ gate.t()) * (rows @ up.t())).to(x.dtype).float()
+    return middle @ down
+
+
+def combine(table: Table, place: Place, call: Call) -> Tensor:
+    rows, top_k = call.ids.shape
+    out = torch.zeros(rows, place.hidden)
+    for r in range(rows):
+        for j in range(top_k):
+            expert = int(call.ids[r, j])
+            if expert < 0:
+                continue
+            end, route = int(table.here[expert]), r * top_k + j
+            total = call.partials[route, :end].sum(0)
+            if end < place.num_tiles:
+                total = total + call.io.out[route]
+            out[r] += call.weights[r, j] * total
+    return out

@@ -1,0 +1,217 @@
+"""The layer-step by Triton: launches as data, all within a captured graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from freetoken.kernels import _triton
+from freetoken.kernels._triton import Card, Launch, card, power_of_two
+from freetoken.kernels.expert_step import _look_up, _tiles
+from freetoken.kernels.expert_step._types import Call, Io, Place, Table
+
+RANK = 20
+supports = _triton.supports
+KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+AGE_BLOCK = 1024
+
+
+def num_runs(num_tiles: int, tile_width: int) -> int:
+    return num_tiles * (tile_width // sub_width(tile_width))
+
+
+def age(table: Table) -> None:
+    total = table.fast.numel()
+    blocks = -(-total // AGE_BLOCK)
+    Launch(_look_up.age, (blocks,), (table.words, table.fast, table.slow, total), _age_consts(table))()
+
+
+def _age_consts(table: Table) -> dict[str, int]:
+    return {"TWO_SPEED": table.policy == "two_speed", "B": AGE_BLOCK}
+
+
+def look_up(table: Table, place: Place, call: Call) -> None:
+    look_up_launch(table, place, call)()
+
+
+def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
+    rows, top_k = call.ids.shape
+    io = call.io
+    offsets = io.offsets if io is not None else (0, 0, 0, 0)
+    routes = power_of_two(rows * top_k)
+    block = min(2048, power_of_two(rows * place.hidden))
+    spec = (place.num_tiles, place.hidden, routes, top_k, block, *offsets[:3], 192)
+    return Launch(
+        _look_up.look_up,
+        (1,),
+        (
+            call.ids,
+            call.x,
+            table.words,
+            table.split[call.bucket],
+            table.stats,
+            table.slot_of,
+            table.expert_of,
+            table.tiles_in,
+            table.fast,
+            table.slow,
+            table.victims,
+            table.work,
+            table.here,
+            io.address if io is not None else 0,
+            place.layer,
+            rows,
+        ),
+        {
+            "E": place.num_experts,
+            "EP": power_of_two(place.num_experts),
+            "K": top_k,
+            "TP": power_of_two(rows),
+            "V": table.victims.numel(),
+            "NT": place.num_tiles,
+            "TWO_SPEED": table.policy == "two_speed",
+            "HOST": io is not None,
+            "SPEC": spec,
+        },
+        warps=4 if place.num_experts <= 128 else 8,
+    )
+
+
+def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
+    victims_launch(table)()
+
+
+def victims_launch(table: Table) -> Launch:
+    slots = power_of_two(table.expert_of.numel())
+    return Launch(
+        _look_up.prepare_victims,
+        (1,),
+        (table.words, table.expert_of, table.fast, table.slow, table.usable, table.victims),
+        {"V": table.victims.numel(), "SP": slots, "TWO_SPEED": table.policy == "two_speed"},
+        warps=8 if slots >= 2048 else 4,
+    )
+
+
+def run_tiles(table: Table, place: Place, call: Call) -> None:
+    run_launch(table, place, call, card(call.x.device))()
+
+
+def sub_width(tile_width: int) -> int:
+    """Columns of a block: half a tile keeps twice as many loads in flight (measured)."""
+    return min(tile_width, 16)
+
+
+def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
+    rows, top_k = call.ids.shape
+    sub = sub_width(place.tile_width)
+    consts = {
+        "K": top_k,
+        "KP": power_of_two(top_k),
+        "H": place.hidden,
+        "W": place.tile_width,
+        "SUB": sub,
+        "NT": place.num_tiles,
+        "BH": min(256 if rows == 1 else 128, power_of_two(place.hidden)),
+        "KIND": KINDS[place.activation],
+        "STAGES": 2,
+    }
+    if rows > 1:
+        consts["TP"] = max(16, power_of_two(rows))
+    entries = min(place.num_experts, rows * top_k)
+    return Launch(
+        _tiles.one_row if rows == 1 else _tiles.few_rows,
+        (place.num_tiles * (place.tile_width // sub), entries),
+        (
+            call.x,
+            call.ids,
+            table.work,
+            call.partials,
+            place.address,
+            place.records.shape[1],
+            place.slots_address,
+            place.slots.shape[1],
+            place.tiles_offset,
+            place.tile_bytes,
+            rows,
+        ),
+        consts,
+        warps=4,
+    )
+
+
+def combine(table: Table, place: Place, call: Call) -> Tensor:
+    out = torch.empty(call.x.shape[0], place.hidden, dtype=torch.float32, device=call.x.device)
+    combine_launch(table, place, call, out)()
+    return out
+
+
+def combine_launch(table: Table, place: Place, call: Call, out: Tensor) -> Launch:
+    rows, top_k = call.ids.shape
+    per = place.tile_width // sub_width(place.tile_width)
+    runs = power_of_two(place.num_tiles * per)
+    block = max(16, min(64, 4096 // runs))
+    return Launch(
+        _tiles.combine,
+        (rows, -(-place.hidden // block)),
+        (
+            call.ids,
+            call.weights,
+            call.partials,
+            table.here,
+            table.words,
+            call.io.address if call.io is not None else 0,
+            out,
+            rows,
+        ),
+        {
+            "K": top_k,
+            "H": place.hidden,
+            "NT": place.num_tiles,
+            "PER": per,
+            "RP": runs,
+            "BC": block,
+            "HOST": call.io is not None,
+            "OUT": call.io.offsets[3] if call.io is not None else 0,
+        },
+        warps=4,
+    )
+
+
+def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
+    """What is compiled ahead of time: (E, top_k, H, tile width, tiles), rows, with and without a host."""
+    for geometry in ((128, 8, 2048, 32, 24), (256, 8, 2048, 32, 16), (32, 4, 2880, 32, 90)):
+        for rows in (1, 4, 64):
+            for host in (True, False):
+                yield functools.partial(_specimen, dtype, geometry, rows, host)
+
+
+def _specimen(
+    dtype: torch.dtype, geometry: tuple[int, ...], rows: int, host: bool, where: Card
+) -> list[Launch]:
+    experts, top_k, hidden, width, tiles = geometry
+
+    def ints(*size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int32, device="meta")
+
+    table = Table(
+        slot_of=ints(experts * 48), expert_of=ints(4096), tiles_in=ints(4096), fast=ints(experts * 48),
+        slow=ints(experts * 48), victims=ints(32), words=ints(16), split=ints(16, 2),
+        stats=ints(8).long(), work=ints(experts, 4), here=ints(experts), usable=ints(1),
+    )  # fmt: skip
+    raw = torch.empty(0, 4096, dtype=torch.uint8, device="meta")
+    place = Place(1, experts, raw, 1 << 40, raw, hidden, width, tiles, 6 * width * hidden, 0, "bf16", "silu")
+    io = Io(1 << 41, raw, *(ints(16) for _ in range(5)), raw, raw, (256, 4096, 8192, 1 << 20))
+    x = torch.empty(rows, hidden, dtype=dtype, device="meta")
+    weights = torch.empty(rows, top_k, device="meta")
+    call = Call(x, ints(rows, top_k), weights, weights, io if host else None)
+    total = table.fast.numel()
+    return [
+        Launch(_look_up.age, (1,), (table.words, table.fast, table.slow, total), _age_consts(table)),
+        look_up_launch(table, place, call),
+        victims_launch(table),
+        run_launch(table, place, call, where),
+        combine_launch(table, place, call, weights),
+    ]

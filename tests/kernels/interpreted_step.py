@@ -1,0 +1,68 @@
+"""Runs the Triton layer-step beside its reference, step after step; the integers must agree bit by bit."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from freetoken.kernels.expert_step import reference, triton
+from tests.kernels import step_build as build
+
+
+def answer(shape: build.Shape, place: object, call: object) -> None:
+    """What the host executor does: whole sums of its tiles, per route."""
+    io, (rows, top_k) = call.io, call.ids.shape
+    for expert, first, last, _ in io.items[: int(io.request[2])].tolist():
+        for r, j in (call.ids == expert).nonzero().tolist():
+            total = torch.zeros(shape.hidden)
+            for tile in range(first, last):
+                a = tile * place.tile_bytes
+                coded = place.records[expert][a : a + place.tile_bytes]
+                total += reference._partial(place, call.x[r : r + 1].cpu(), coded)[0]
+            io.out[r * top_k + j] = total
+    io.reply[0] = io.request[0]
+
+
+def compare(shape: build.Shape, rows: int, policy: str, alpha: float, *, host: bool, steps: int = 4) -> None:
+    tables = [build.table(shape, policy, alpha, 0.7) for _ in range(2)]
+    placed = [build.places(shape) for _ in range(2)]
+    blocks = [build.block(shape, rows) if host else None for _ in range(2)]
+    for step in range(steps):
+        for maker, table in zip((reference, triton), tables, strict=True):
+            maker.age(table)
+        for layer in range(shape.layers):
+            outs = []
+            for maker, table, places, io in zip((reference, triton), tables, placed, blocks, strict=True):
+                place = places[layer]
+                runs = maker.num_runs(shape.tiles, shape.width)
+                call = build.call(shape, rows, 100 * step + layer, runs, io, dead=int(rows > 2))
+                maker.look_up(table, place, call)
+                if io is not None and int(table.words[4]):
+                    answer(shape, place, call)
+                maker.run_tiles(table, place, call)
+                outs.append(maker.combine(table, place, call))
+                maker.prepare_victims(table, layer, shape.experts)
+            for name in ("slot_of", "expert_of", "fast", "slow", "victims", "words", "stats", "here", "work"):
+                mine, theirs = (getattr(t, name) for t in tables)
+                if name == "here":
+                    used = call.ids[call.ids >= 0].long()
+                    mine, theirs = mine[used], theirs[used]
+                assert torch.equal(mine, theirs), (name, step, layer, mine, theirs)
+            owned = tables[0].expert_of >= 0
+            assert torch.equal(tables[0].tiles_in[owned], tables[1].tiles_in[owned])
+            torch.testing.assert_close(outs[1], outs[0], rtol=2e-3, atol=2e-3)
+            assert torch.equal(placed[0][0].slots, placed[1][0].slots), "slots hold other bytes"
+
+
+def main() -> None:
+    for rows in (1, 3):
+        for policy in ("two_speed", "lru"):
+            compare(build.Shape(), rows, policy, 0.5, host=True)
+    compare(build.Shape(experts=6, slots=9, hidden=40), 2, "two_speed", 1.0, host=False)
+    compare(build.Shape(slots=1, top_k=3), 1, "two_speed", -1.0, host=True, steps=2)
+    print("equal")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
