@@ -22,9 +22,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.attention import reference
+from freetoken.kernels.attention import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 def attend(

@@ -13,9 +13,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.linear import native, reference
+from freetoken.kernels.linear import native, reference, triton
 
-MAKERS = (reference, native)
+MAKERS = (reference, native, triton)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.rms_norm import reference
+from freetoken.kernels.rms_norm import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

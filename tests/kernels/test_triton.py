@@ -1,0 +1,30 @@
+"""The Triton makers: interpreted here, compiled where there is a card."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+CHECKS = Path(__file__).with_name("triton_checks.py")
+
+
+def run_checks(**environment: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=900)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+def test_the_interpreter_agrees_with_the_references() -> None:
+    run_checks(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+def test_the_card_agrees_with_the_references() -> None:
+    run_checks(TRITON_INTERPRET="0")

@@ -1,0 +1,153 @@
+"""Every Triton maker against the reference of its operation, over shapes and edges.
+
+Not collected by itself: test_triton.py runs it interpreted (small shapes, float16: the interpreter's
+bfloat16 is wrong) and, on a machine with a card, compiled, in both 16-bit types and at real sizes.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from freetoken.kernels._triton import INTERPRETED
+from freetoken.kernels.attention import reference as attention_reference
+from freetoken.kernels.attention import triton as attention
+from freetoken.kernels.linear import reference as linear_reference
+from freetoken.kernels.linear import triton as linear
+from freetoken.kernels.norm_linear import triton as norm_linear
+from freetoken.kernels.rms_norm import reference as rms_reference
+from freetoken.kernels.rms_norm import triton as rms_norm
+
+# numpy's, from the interpreter's loops with run-time bounds.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+PLACE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
+ROUND = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return made.to(PLACE, dtype)
+
+
+def close(ours: Tensor, want: Tensor, bound: float) -> None:
+    assert ours.shape == want.shape and ours.dtype == want.dtype
+    if want.numel():
+        gap = float((ours.double() - want.double()).abs().max())
+        assert gap <= bound * (1 + float(want.double().abs().max())), gap
+
+
+def big(*sizes: tuple[object, ...]) -> list[tuple[object, ...]]:
+    """Sizes for a card only."""
+    return [] if INTERPRETED else list(sizes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 80), (2, 3, 40), *big((300, 32, 128), (4, 2880), (3, 16384))])
+def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = rand(*shape, dtype=dtype), rand(shape[-1])
+    close(rms_norm.rms_norm(x, weight, 1e-6), rms_reference.rms_norm(x, weight, 1e-6), ROUND[dtype])
+    wide = rand(*shape[:-1], shape[-1] + 8, dtype=dtype)[..., 3 : 3 + shape[-1]]
+    close(rms_norm.rms_norm(wide, weight, 1e-6), rms_reference.rms_norm(wide, weight, 1e-6), ROUND[dtype])
+
+
+LINEARS = [(1, 70, 1500), (2, 300, 256), (16, 257, 264)]
+LINEARS += big((1, 5120, 2048), (1, 151936, 2048), (1, 2048, 4096), (3, 5120, 2880), (16, 2048, 4096))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "n", "k"), LINEARS)
+def test_linear_with_bias_residual_and_norm(rows: int, n: int, k: int, dtype: torch.dtype) -> None:
+    x, weight = rand(rows, k, dtype=dtype), rand(n, k, dtype=dtype) * k**-0.5
+    bias, residual, norm = rand(n, dtype=dtype), rand(rows, n, dtype=dtype), rand(k).abs()
+    bound = 2 * ROUND[dtype]
+    close(linear.linear(x, weight, None), linear_reference.linear(x, weight, None), bound)
+    want = residual + linear_reference.linear(x, weight, bias)
+    close(linear.linear_add(x, weight, bias, residual), want, bound)
+    normed = linear_reference.linear(rms_reference.rms_norm(x, norm, 1e-5), weight, bias)
+    close(norm_linear.norm_linear(x, norm, 1e-5, weight, bias), normed, bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_leaves_other_products_to_torch(dtype: torch.dtype) -> None:
+    weight = rand(300, 256, dtype=dtype)
+    for x in (rand(17, 256, dtype=dtype), rand(0, 256, dtype=dtype), rand(2, 3, 256, dtype=dtype)):
+        close(linear.linear(x, weight, None), linear_reference.linear(x, weight, None), 2 * ROUND[dtype])
+    one = rand(2, 256)
+    close(linear.linear(one, weight.float(), None), linear_reference.linear(one, weight.float(), None), 1e-5)
+
+
+def paged(num: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype) -> Tensor:
+    """One layer's strided view of a pool of pages."""
+    return rand(num, 3, 2, page, kv_heads, dim, dtype=dtype)[:, 1]
+
+
+DECODES = [  # heads, key heads, dim, page, window, sinks
+    (8, 2, 32, 8, None, False),
+    (6, 2, 24, 16, 20, True),
+    (4, 4, 16, 4, None, True),
+    *big(
+        (32, 4, 128, 16, None, False),
+        (16, 2, 256, 64, None, True),
+        (64, 8, 64, 16, 128, True),
+        (5, 1, 80, 128, 1, False),
+        (32, 4, 128, 1, None, False),
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+@pytest.mark.parametrize("case", DECODES)
+def test_decode_attention(case: tuple[int, int, int, int, int | None, bool], dtype: torch.dtype) -> None:
+    heads, kv, dim, page, window, with_sinks = case
+    lengths = [1, page, 0, 3 * page + 1, 150] if INTERPRETED else [1, page, 0, 3 * page + 1, 150, 4000, 1025]
+    width = -(-max(lengths) // page) + 2
+    used = sum(-(-n // page) for n in lengths)
+    pages, q = paged(used + 1, kv, dim, page, dtype), rand(len(lengths), heads, dim, dtype=dtype)
+    table = torch.zeros(len(lengths), width + 3, dtype=torch.int64)
+    order = torch.randperm(used, generator=torch.Generator().manual_seed(1)) + 1
+    pages[0] = float("nan")
+    for i, length in enumerate(lengths):
+        own, order = order[: -(-length // page)], order[-(-length // page) :]
+        table[i, : len(own)] = own
+        if length % page:
+            pages[own[-1], :, length % page :] = float("nan")
+    table = table.to(PLACE)[:, :width]
+    context = torch.tensor(lengths, dtype=torch.int32, device=PLACE)
+    sinks = rand(heads) if with_sinks else None
+    ours = attention.attend_decode(q, pages, table, context, 0.3, window, sinks)
+    want = attention_reference.attend_decode(q, pages, table, context, 0.3, window, sinks)
+    close(ours, want, 4 * ROUND.get(dtype, 1e-5))
+    if not INTERPRETED:
+        assert torch.equal(ours, attention.attend_decode(q, pages, table, context, 0.3, window, sinks))
+
+
+PREFILLS = [  # new tokens, length, heads, key heads, dim, page, window, sinks
+    (20, 20, 4, 2, 16, 8, None, False),
+    (5, 70, 2, 1, 24, 64, None, True),
+    (70, 90, 2, 1, 16, 16, 11, True),
+    *big(
+        (1000, 1000, 32, 4, 128, 16, None, False),
+        (129, 5000, 32, 4, 128, 128, None, True),
+        (700, 2000, 16, 2, 256, 64, None, False),
+        (513, 900, 64, 8, 64, 16, 128, True),
+        (64, 64, 5, 1, 80, 1, None, False),
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+@pytest.mark.parametrize("case", PREFILLS)
+def test_prefill_attention(case: tuple[int, ...], dtype: torch.dtype) -> None:
+    n, length, heads, kv, dim, page, window, with_sinks = case
+    used = -(-length // page)
+    pages, q = paged(used + 2, kv, dim, page, dtype), rand(n, heads, dim, dtype=dtype)
+    table = (torch.randperm(used, generator=torch.Generator().manual_seed(1)) + 1).to(PLACE)
+    if length % page:
+        pages[table[-1], :, length % page :] = float("nan")
+    sinks = rand(heads) if with_sinks else None
+    ours = attention.attend(q, pages, table, length, 0.3, window, sinks)
+    pages = pages.nan_to_num()
+    want = attention_reference.attend(q, pages, table, length, 0.3, window, sinks)
+    close(ours, want, 4 * ROUND.get(dtype, 1e-5))
