@@ -13,11 +13,23 @@ from torch import Tensor
 from freetoken.kernels._triton import INTERPRETED
 from freetoken.kernels.attention import reference as attention_reference
 from freetoken.kernels.attention import triton as attention
+from freetoken.kernels.causal_conv import reference as conv_reference
+from freetoken.kernels.causal_conv import triton as causal_conv
+from freetoken.kernels.delta_decode import Inputs, Layer
+from freetoken.kernels.delta_decode import reference as delta_reference
+from freetoken.kernels.delta_decode import triton as delta_decode
 from freetoken.kernels.linear import reference as linear_reference
 from freetoken.kernels.linear import triton as linear
 from freetoken.kernels.norm_linear import triton as norm_linear
 from freetoken.kernels.rms_norm import reference as rms_reference
 from freetoken.kernels.rms_norm import triton as rms_norm
+from freetoken.kernels.rope import reference as rope_reference
+from freetoken.kernels.rope import triton as rope
+from freetoken.kernels.rope_store import Heads, Place
+from freetoken.kernels.rope_store import reference as store_reference
+from freetoken.kernels.rope_store import triton as rope_store
+from freetoken.kernels.router import reference as router_reference
+from freetoken.kernels.router import triton as router
 
 # numpy's, from the interpreter's loops with run-time bounds.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -151,3 +163,124 @@ def test_prefill_attention(case: tuple[int, ...], dtype: torch.dtype) -> None:
     pages = pages.nan_to_num()
     want = attention_reference.attend(q, pages, table, length, 0.3, window, sinks)
     close(ours, want, 4 * ROUND.get(dtype, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "turning"), [(3, 24, 12), (4, 16, 4), *big((32, 128, 64), (16, 256, 32))]
+)
+def test_rotation(heads: int, dim: int, turning: int, dtype: torch.dtype) -> None:
+    x, angle = rand(7, heads, dim + 8, dtype=dtype)[..., :dim], rand(7, turning)
+    ours = rope.rotate(x, angle.cos(), angle.sin())
+    close(ours, rope_reference.rotate(x, angle.cos(), angle.sin()), ROUND[dtype])
+    assert torch.equal(ours[..., 2 * turning :], x[..., 2 * turning :])
+
+
+STORES = [
+    (Heads(3, 1, 16), 8, 4, True),
+    (Heads(4, 2, 24, gated=True), 4, 8, True),
+    (Heads(2, 2, 16), 6, 1, False),
+]
+STORES += big((Heads(32, 4, 128), 64, 16, True), (Heads(16, 2, 256, gated=True), 32, 64, True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 10, *big(600)])
+@pytest.mark.parametrize(("heads", "turning", "page", "normed"), STORES)
+def test_rope_store(
+    heads: Heads, turning: int, page: int, normed: bool, rows: int, dtype: torch.dtype
+) -> None:
+    width = heads.num * heads.dim * (1 + heads.gated) + 2 * heads.num_kv * heads.dim
+    qkv = rand(rows, width + 5, dtype=dtype)[:, :width]
+    norms = (rand(heads.dim).abs(), rand(heads.dim, seed=1).abs(), 1e-6) if normed else None
+    angle = rand(2 * rows + 3, turning)
+    seq_of = (torch.arange(rows) >= rows // 2).long()
+    positions = torch.arange(rows) - seq_of * (rows // 2) + 3
+    live = torch.arange(rows) != 4
+    positions[~live] = 1 << 20
+    table = torch.arange(2 * (rows + 5)).view(2, -1) + 1
+    place = Place(*(t.to(PLACE) for t in (positions.where(live, 0), seq_of, live, table)))
+    blank = paged(2 * (rows + 5) + 1, heads.num_kv, heads.dim, page, dtype)
+    ours, want = blank.clone(), blank.clone()
+    angles = (angle.cos(), angle.sin())
+    q = rope_store.rope_store(qkv, heads, norms, angles, ours, place)
+    close(
+        q[place.live],
+        store_reference.rope_store(qkv, heads, norms, angles, want, place)[place.live],
+        2 * ROUND[dtype],
+    )
+    close(ours[1:], want[1:], 2 * ROUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "experts", "hidden", "top_k"),
+    [
+        (3, 9, 40, 2),
+        (20, 16, 24, 16),
+        *big((1, 128, 2048, 8), (5, 256, 2048, 8), (300, 128, 2048, 8), (2, 32, 2880, 4)),
+    ],
+)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_router(
+    rows: int, experts: int, hidden: int, top_k: int, normalise: bool, dtype: torch.dtype
+) -> None:
+    h, norm, weight = rand(rows, hidden, dtype=dtype), rand(hidden).abs(), rand(experts, hidden)
+    weight[1] = weight[experts // 2]  # equal experts: the lower one comes first
+    live = torch.arange(rows, device=PLACE) != 1
+    x, ids, weights = router.route(h, norm, 1e-6, weight, top_k, normalise, live)
+    want = router_reference.route(h, norm, 1e-6, weight, top_k, normalise, live)
+    close(x, want[0], ROUND[dtype])
+    same = (ids == want[1]).all(1)
+    assert same.float().mean() >= (1.0 if rows < 100 else 0.98), "near ties apart, the same experts"
+    assert ids.dtype == torch.int32 and (ids[live].diff(dim=1) > 0).all()
+    close(weights[same], want[2][same], 0.02)
+    assert (ids[~live] == -1).all() and (weights[~live] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_row_of_nan_still_names_experts() -> None:
+    h = torch.full((2, 40), float("nan"), dtype=torch.float16, device=PLACE)
+    live = torch.ones(2, dtype=torch.bool, device=PLACE)
+    _, ids, _ = router.route(h, rand(40), 1e-6, rand(9, 40), 3, True, live)
+    assert ids.tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("seqs", "n", "channels", "taps"), [(2, 1, 5, 4), (1, 2, 40, 4), (1, 37, 130, 3), (2, 3, 4, 1)]
+)
+def test_convolution(seqs: int, n: int, channels: int, taps: int, dtype: torch.dtype) -> None:
+    x, weight = rand(seqs, n, channels + 3, dtype=dtype)[..., :channels], rand(taps, channels)
+    ours = rand(seqs, 2, channels, taps - 1, dtype=dtype)[:, 1]
+    want = ours.clone()
+    out = causal_conv.causal_conv(x, ours, weight, "silu")
+    close(out, conv_reference.causal_conv(x, want, weight, "silu"), 1e-5)
+    assert torch.equal(ours, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(2, 16, 4, 16), (1, 12, 3, 20), *big((16, 128, 32, 128), (8, 64, 8, 128))])
+def test_delta_decode(heads: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    k_heads, k_dim, v_heads, v_dim = heads
+    channels, rows = 2 * k_heads * k_dim + v_heads * v_dim, 4
+    sizes = [channels, v_heads * v_dim, v_heads, v_heads]
+    inputs = Inputs(*rand(rows, sum(sizes), dtype=dtype).split(sizes, 1))
+    decay, bias = -rand(v_heads).abs(), rand(v_heads, seed=1)
+    layer = Layer(rand(4, channels), decay, bias, rand(v_dim).abs(), 1e-6, "silu", heads)
+    conv, delta = rand(6, 2, channels, 3, dtype=dtype)[:, 1], rand(6, 2, v_heads, k_dim, v_dim)[:, 1]
+    which = torch.tensor([3, 1, 5, 0], device=PLACE), torch.tensor([False, True, False, True], device=PLACE)
+    other = conv.clone(), delta.clone()
+    ours = delta_decode.delta_decode(inputs, layer, conv, delta, *which)
+    want = delta_reference.delta_decode(inputs, layer, *other, *which)
+    close(ours[:3], want[:3], 2 * ROUND[dtype])
+    close(delta[1:], other[1][1:], 1e-4)
+    assert torch.equal(conv[1:], other[0][1:])
+    for a, b in zip(delta_decode.gates(inputs, layer), delta_reference.gates(inputs, layer), strict=True):
+        close(a, b, 1e-5)
+    out = rand(rows, v_heads, v_dim)
+    close(
+        delta_decode.gated_norm(out, inputs, layer),
+        delta_reference.gated_norm(out, inputs, layer),
+        2 * ROUND[dtype],
+    )

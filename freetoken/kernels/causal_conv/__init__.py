@@ -14,9 +14,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.causal_conv import reference
+from freetoken.kernels.causal_conv import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 def causal_conv(x: Tensor, state: Tensor, weight: Tensor, activation: str = "silu") -> Tensor:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.delta_decode import reference
+from freetoken.kernels.delta_decode import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.rope import reference
+from freetoken.kernels.rope import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

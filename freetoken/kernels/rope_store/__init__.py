@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.rope_store import reference
+from freetoken.kernels.rope_store import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 @dataclass(frozen=True)

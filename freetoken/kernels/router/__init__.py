@@ -14,9 +14,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.router import reference
+from freetoken.kernels.router import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 
 
 def route(
