@@ -181,9 +181,12 @@ class Device(abc.ABC):
     def charge(self, num_bytes: float, flops: float) -> None:
         """Tell a simulated device what the kernel just run on `compute` costs; real ones ignore it."""
 
+    def enter(self) -> None:
+        """The calling thread is going to use the device."""
+
     def pin(self, buffer: Tensor) -> int:
         """Lock host memory so that the device reads it; its address there, 0 if the system refuses."""
-        return buffer.data_ptr()
+        return int(buffer.data_ptr())
 
     def bucket(self, rows: int) -> int:
         """Rows a decode batch is padded to."""

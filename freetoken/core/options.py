@@ -52,6 +52,7 @@ class Options:
 
     device: str = _opt(str, "where to compute", "device", default="auto", choices=DEVICES)
     machine: str | None = _opt(str, "machine preset of the simulated device", "device")
+    gpu: str | None = _opt(str, "which GPU: an index, a UUID or part of its name", "device")
     gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device", bounds=(1,))
     memory_ratio: float | None = _opt("rate", "share of free GPU memory to use (default 0.9)", "device")
     sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device", bounds=(_POSITIVE,))

@@ -43,14 +43,14 @@ class ArenaPool(Pool):
         num_units: int,
         bounds: tuple[int, int],
         ledger: Ledger,
-        driver: Driver,
-        device: torch.device,
+        where: tuple[Driver, torch.device],
     ) -> None:
         self.name, self.unit_bytes = name, unit_bytes
         self.min_units, self.max_units = bounds
         self.generation = 0
         self.num_units = 0
-        self._ledger, self._driver, self._device = ledger, driver, device
+        (self._driver, self._device), self._ledger = where, ledger
+        driver, device = where
         whole = self.max_units * unit_bytes
         grain = driver.granularity(device.index)
         self._chunk = align_up(LARGE_CHUNK if whole >= LARGE_POOL else SMALL_CHUNK, grain)

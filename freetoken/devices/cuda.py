@@ -118,8 +118,8 @@ class CudaDevice(Device):
         return CudaEvent(event, self._origin, self._origin_s)
 
     def pool(self, name: str, unit_bytes: int, num_units: int, *, min_units: int, max_units: int) -> Pool:
-        bounds = (min_units, max_units)
-        pool = ArenaPool(name, unit_bytes, num_units, bounds, self._ledger, self._driver, self.torch_device)
+        where = (self._driver, self.torch_device)
+        pool = ArenaPool(name, unit_bytes, num_units, (min_units, max_units), self._ledger, where)
         self._pools.append(pool)
         return pool
 
@@ -150,6 +150,9 @@ class CudaDevice(Device):
             return 0
         self._pinned.append(address)
         return there
+
+    def enter(self) -> None:
+        torch.cuda.set_device(self.torch_device)
 
     def bucket(self, rows: int) -> int:
         return 1 << max(0, rows - 1).bit_length()
@@ -221,7 +224,7 @@ def describe_cards() -> list[str]:
 
 
 def find_card(wanted: str) -> int:
-    """Index of the card that `wanted` names: an index, a UUID or a part of its name; "" = the first usable."""
+    """Index of the card that `wanted` names: an index, a UUID, part of its name; "" = the first usable."""
     cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     usable = [i for i, card in enumerate(cards) if (card.major, card.minor) >= FLOOR]
     if not wanted and usable:
@@ -236,6 +239,14 @@ def find_card(wanted: str) -> int:
         hint="There are: " + ("; ".join(describe_cards()) or "none") + ".",
         param="gpu",
     )
+
+
+def usable() -> bool:
+    """Whether there is a driver, PyTorch's CUDA build and a card that is not too old. Never raises."""
+    if open_driver() is None or not torch.cuda.is_available():
+        return False
+    cards = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
+    return any(capability >= FLOOR for capability in cards)
 
 
 def create(options: Options) -> Device:

@@ -145,6 +145,7 @@ class Engine:
         return not (s.running or s.waiting or self._flight or self._job or self._pending_resize)
 
     def _loop(self) -> None:
+        self.device.enter()
         while not self._stop:
             self.read_inbox(block=self.idle)
             if not self._stop and not self.idle:

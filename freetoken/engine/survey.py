@@ -22,7 +22,6 @@ from freetoken.core.interfaces import (
     WeightFormat,
     WeightSource,
 )
-from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options
 from freetoken.core.units import format_bytes
@@ -33,7 +32,6 @@ from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
 
-log = logger("build")
 Progress = Callable[[str, int], None]
 PAGE_SIZE = 16
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -122,7 +120,10 @@ def _numerics(options: Options, config: ModelConfig) -> Numerics:
 
 
 def _device(options: Options) -> Device:
-    name = "cpu" if options.device == "auto" else options.device
+    name = options.device
+    if name == "auto":
+        usable = choices.load("freetoken.devices", "cuda").usable() and not options.exact
+        name = "cuda" if usable else "cpu"
     if options.machine and name != "sim":
         raise ConfigError(
             "--machine needs --device sim.",
@@ -137,8 +138,6 @@ def _device(options: Options) -> Device:
             hint="Use --device cpu, or --device sim to see what a GPU would do.",
             param="device",
         )
-    if options.device == "auto" and torch.cuda.is_available():
-        log.warning("a CUDA GPU is here, but this version computes on the CPU")
     device: Device = choices.load("freetoken.devices", name).create(options)
     return device
 

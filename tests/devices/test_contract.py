@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from freetoken.core import choices
-from freetoken.core.errors import CapacityError
+from freetoken.core.errors import CapacityError, ConfigError
 from freetoken.core.machine import preset
 from freetoken.core.options import Options
+from freetoken.devices import cuda
 from freetoken.devices.cpu import CpuDevice
 from freetoken.devices.sim import SimDevice
 
@@ -28,6 +29,10 @@ def device(request):
 
 @pytest.mark.parametrize("name", choices.names("freetoken.devices"))
 def test_a_device_opens_from_options(name):
+    if name == "cuda" and not cuda.usable():
+        with pytest.raises(ConfigError, match="GPU"):
+            cuda.create(Options(device="cuda"))
+        return
     device = choices.load("freetoken.devices", name).create(Options(device=name))
     assert device.name == name and device.memory_bytes > 0
     assert device.compute is device.stream("compute")

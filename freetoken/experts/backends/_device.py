@@ -157,7 +157,7 @@ class DeviceBackend(ExpertBackend):
             raise DeviceError(
                 "The CPU did not answer the GPU within a second.",
                 code="device_deadline",
-                hint="Look for a process that takes the cores, then restart; --moe-backend offload needs no CPU.",
+                hint="Look for a process that takes the cores and restart, or use --moe-backend offload.",
             )
         if self._steps % COUNT_EVERY == 0:
             self.table.count(self.stats)

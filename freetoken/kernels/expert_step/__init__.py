@@ -1,7 +1,7 @@
 """A layer-step of routed experts whose residency lives on the device: look up, compute, add.
 
     age(table)                                   once a step: the policy's averages, the step's number
-    look_up(table, place, call)                  one layer-step: who is here, who comes, who is left to the host
+    look_up(table, place, call)                  one layer-step: who is here, who comes, who is the host's
     prepare_victims(table, layer)                the coldest residents, for the next look-up
     run_tiles(table, place, call)                partial outputs of resident and arriving tiles
     combine(table, place, call) -> [T, H]        float32 sum over routes, ascending expert id

@@ -67,7 +67,6 @@ def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
     ITEMS: tl.constexpr = spec[5]
     IDS: tl.constexpr = spec[6]
     X: tl.constexpr = spec[7]
-    POISON: tl.constexpr = spec[8]
     count = tl.sum(left.to(tl.int32))
     sequence = tl.load(words + 1) + 1
     failed = tl.load(words + 3)

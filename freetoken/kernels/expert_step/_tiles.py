@@ -176,10 +176,7 @@ def few_rows(
             inside = (h + col < H)[None, :] & (row >= 0)[:, None]
             dw = tl.load(base + 2 * W * H + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
             tl.store(copy + 2 * W * H + gate + h, dw, mask=inside & kept)
-            if INTERPRET:
-                y = tl.dot(middle.to(tl.float32), dw.to(tl.float32))
-            else:
-                y = tl.dot(middle, dw)
+            y = tl.dot(middle.to(tl.float32), dw.to(tl.float32)) if INTERPRET else tl.dot(middle, dw)
             tl.store(out + (h + col)[None, :], y, mask=routed[:, None] & (h + col < H)[None, :])
 
 

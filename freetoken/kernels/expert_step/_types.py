@@ -1,4 +1,4 @@
-"""What a layer-step of experts is told: residency, a layer's place, the host's block, the call. Plain data."""
+"""What a layer-step of experts is told: residency, place, the host's block, the call. Plain data."""
 
 from __future__ import annotations
 

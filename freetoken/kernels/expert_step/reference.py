@@ -73,18 +73,10 @@ def look_up(table: Table, place: Place, call: Call) -> None:
         if slots[m]:
             tiles_in[slots[m]] = have[m] + fill[m]
     _list(table, local, slots, have, have + fill)
-    for at, amount in enumerate(
-        (
-            len(local),
-            int((need == 0).sum()),
-            int((need > 0).sum()),
-            total,
-            int(fill.sum()),
-            total - int(fill.sum()),
-            arrived,
-        )
-    ):
-        stats[at] += amount
+    filled = int(fill.sum())
+    hits, misses = int((need == 0).sum()), int((need > 0).sum())
+    counted = (len(local), hits, misses, total, filled, total - filled, arrived)
+    stats[: len(counted)] += counted
     _ring(table, place, call, local, have + fill)
 
 

@@ -14,9 +14,12 @@ from freetoken.kernels.expert_step import _look_up, _tiles
 from freetoken.kernels.expert_step._types import Call, Io, Place, Table
 
 RANK = 20
-supports = _triton.supports
 KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 AGE_BLOCK = 1024
+
+
+def supports(device_type: str) -> bool:
+    return _triton.supports(device_type)
 
 
 def num_runs(num_tiles: int, tile_width: int) -> int:
@@ -43,7 +46,7 @@ def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
     offsets = io.offsets if io is not None else (0, 0, 0, 0)
     routes = power_of_two(rows * top_k)
     block = min(2048, power_of_two(rows * place.hidden))
-    spec = (place.num_tiles, place.hidden, routes, top_k, block, *offsets[:3], 192)
+    spec = (place.num_tiles, place.hidden, routes, top_k, block, *offsets[:3])
     return Launch(
         _look_up.look_up,
         (1,),
