@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 
@@ -24,35 +25,41 @@ def answer(shape: build.Shape, place: object, call: object) -> None:
     io.reply[0] = io.request[0]
 
 
-def compare(shape: build.Shape, rows: int, policy: str, alpha: float, *, host: bool, steps: int = 4) -> None:
-    tables = [build.table(shape, policy, alpha, 0.7) for _ in range(2)]
-    placed = [build.places(shape) for _ in range(2)]
-    blocks = [build.block(shape, rows) if host else None for _ in range(2)]
+def compare(
+    shape: build.Shape, rows: int, policy: str, alpha: float, *, host: bool, steps: int = 4, device: str = "cpu"
+) -> None:
+    """`shape` by the reference on the CPU, and by Triton on `device`."""
+    shapes = [shape, replace(shape, device=device)]
+    tables = [build.table(one, policy, alpha, 0.7) for one in shapes]
+    placed = [build.places(one) for one in shapes]
+    blocks = [build.block(one, rows) if host else None for one in shapes]
     for step in range(steps):
         for maker, table in zip((reference, triton), tables, strict=True):
             maker.age(table)
         for layer in range(shape.layers):
             outs = []
-            for maker, table, places, io in zip((reference, triton), tables, placed, blocks, strict=True):
+            for maker, one, table, places, io in zip(
+                (reference, triton), shapes, tables, placed, blocks, strict=True
+            ):
                 place = places[layer]
-                runs = maker.num_runs(shape.tiles, shape.width)
-                call = build.call(shape, rows, 100 * step + layer, runs, io, dead=int(rows > 2))
+                runs = maker.num_runs(one.tiles, one.width)
+                call = build.call(one, rows, 100 * step + layer, runs, io, dead=int(rows > 2))
                 maker.look_up(table, place, call)
                 if io is not None and int(table.words[4]):
-                    answer(shape, place, call)
+                    answer(one, place, call)
                 maker.run_tiles(table, place, call)
-                outs.append(maker.combine(table, place, call))
+                outs.append(maker.combine(table, place, call).cpu())
                 maker.prepare_victims(table, layer, shape.experts)
             for name in ("slot_of", "expert_of", "fast", "slow", "victims", "words", "stats", "here", "work"):
-                mine, theirs = (getattr(t, name) for t in tables)
+                mine, theirs = (getattr(t, name).cpu() for t in tables)
                 if name == "here":
-                    used = call.ids[call.ids >= 0].long()
+                    used = call.ids[call.ids >= 0].long().cpu()
                     mine, theirs = mine[used], theirs[used]
                 assert torch.equal(mine, theirs), (name, step, layer, mine, theirs)
             owned = tables[0].expert_of >= 0
-            assert torch.equal(tables[0].tiles_in[owned], tables[1].tiles_in[owned])
+            assert torch.equal(tables[0].tiles_in[owned], tables[1].tiles_in.cpu()[owned])
             torch.testing.assert_close(outs[1], outs[0], rtol=2e-3, atol=2e-3)
-            assert torch.equal(placed[0][0].slots, placed[1][0].slots), "slots hold other bytes"
+            assert torch.equal(placed[0][0].slots, placed[1][0].slots.cpu()), "slots hold other bytes"
 
 
 def main() -> None:
