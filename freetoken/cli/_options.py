@@ -14,7 +14,7 @@ from typing import Any
 
 from freetoken.cli._terminal import Terminal
 from freetoken.core import config_file, env
-from freetoken.core.options import Options, merge, parse_value
+from freetoken.core.options import Options, choices_of, merge, parse_value
 from freetoken.core.units import format_bytes
 
 GROUPS = {
@@ -77,7 +77,8 @@ def _add(group: Any, name: str, meta: Any, default: Any) -> None:
         return
     if default not in (None, "", False) and not isinstance(default, bool):
         text += f" (default {default})"
-    metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else _METAVAR[meta["kind"]]
+    known = choices_of(meta)
+    metavar = "{" + ",".join(known) + "}" if known else _METAVAR[meta["kind"]]
     group.add_argument(flag(name), dest=dest, metavar=metavar, help=text)
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from freetoken.cli._options import GROUPS, WITHOUT_MEANING, flag
-from freetoken.core.options import Options
+from freetoken.core.options import Options, choices_of
 
 _HEAD = """# Options
 
@@ -49,7 +49,7 @@ def render() -> str:
 
 
 def _row(name: str, meta: Mapping[str, Any], default: Any) -> str:
-    value = ", ".join(f"`{c}`" for c in meta["choices"]) or _KINDS[meta["kind"]]
+    value = ", ".join(f"`{c}`" for c in choices_of(meta)) or _KINDS[meta["kind"]]
     if default is None:
         shown = "auto"
     elif isinstance(default, bool):

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from freetoken.core import choices
 from freetoken.core.errors import ConfigError, nearest
+from freetoken.core.machine import PRESETS
 from freetoken.core.units import parse_bytes
 
 BACKENDS = ("auto", "fused", "offload", "cpu", "hybrid")
@@ -27,10 +29,13 @@ def _opt(
     group: str,
     *,
     default: Any = None,
-    choices: tuple[str, ...] = (),
+    choices: tuple[str, ...] | str = (),
     bounds: tuple[float, ...] = (),
 ) -> Any:
-    """One option. `bounds` = (least,) or (least, most) of what a user may write."""
+    """One option. `bounds` = (least,) or (least, most) of what a user may write.
+
+    choices   what it may be, or the package whose files are the choices
+    """
     least, most = (*bounds, *(-math.inf, math.inf)[len(bounds) :])
     meta = {"kind": kind, "help": help, "group": group, "choices": choices, "least": least, "most": most}
     return field(default=default, metadata=meta)
@@ -51,7 +56,9 @@ class Options:
     )
 
     device: str = _opt(str, "where to compute", "device", default="auto", choices=DEVICES)
-    machine: str | None = _opt(str, "machine preset of the simulated device", "device")
+    machine: str | None = _opt(
+        str, "machine preset of the simulated device", "device", choices=tuple(PRESETS)
+    )
     gpu: str | None = _opt(str, "which GPU: an index, a UUID or part of its name", "device")
     gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device", bounds=(1,))
     memory_ratio: float | None = _opt("rate", "share of free GPU memory to use (default 0.9)", "device")
@@ -67,7 +74,12 @@ class Options:
     moe_cache_auto: bool = _opt(
         "flag", "size the expert slots from free memory (the default)", "experts", default=False
     )
-    moe_policy: str | None = _opt(str, "residency policy (default: the best one measured)", "experts")
+    moe_policy: str | None = _opt(
+        str,
+        "residency policy (default: the best one measured)",
+        "experts",
+        choices="freetoken.experts.policies",
+    )
     moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts", bounds=(1, 1024))
     moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts", bounds=(0,))
     moe_hybrid_max_fetch: int | None = _opt(
@@ -110,7 +122,9 @@ class Options:
 
     thinking: str = _opt(str, "default for requests that don't say", "chat", default="auto", choices=THINKING)
     thinking_budget: int | None = _opt(int, "most tokens of a thinking block", "chat", bounds=(0,))
-    tool_parser: str | None = _opt(str, "tool call format (default: from the template)", "chat")
+    tool_parser: str | None = _opt(
+        str, "tool call format (default: from the template)", "chat", choices="freetoken.chat.parsers"
+    )
     drop_nonces: bool = _opt(
         "flag", "drop lines that a client changes with each request and no model needs", "chat", default=True
     )
@@ -147,6 +161,20 @@ def names() -> list[str]:
     return [f.name for f in fields(Options)]
 
 
+def choices_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an option with this metadata may be; empty if it is free."""
+    known = meta["choices"]
+    return tuple(choices.names(known)) if isinstance(known, str) else tuple(known)
+
+
+def check_choices(options: Options) -> None:
+    """ConfigError for a name that no choice has, in options that didn't come through `parse_value`."""
+    for f in fields(Options):
+        value = getattr(options, f.name)
+        if value is not None and choices_of(f.metadata):
+            parse_value(f.name, value, "options")
+
+
 def parse_value(name: str, value: Any, where: str) -> Any:
     """Turn text or a TOML value into the option's type; ConfigError names the place and the fault."""
     meta = next((f.metadata for f in fields(Options) if f.name == name), None)
@@ -162,14 +190,9 @@ def parse_value(name: str, value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {e.message}", code=e.code, hint=e.hint, param=name) from e
     except (TypeError, ValueError, OverflowError) as e:
         raise _invalid(name, value, where, f"expected {_KIND_WORDS[meta['kind']]}") from e
-    if meta["choices"] and parsed not in meta["choices"]:
-        raise _invalid(
-            name,
-            value,
-            where,
-            f"choose one of {', '.join(meta['choices'])}",
-            nearest(str(value), meta["choices"]),
-        )
+    known = choices_of(meta)
+    if known and parsed not in known:
+        raise _invalid(name, value, where, f"choose one of {', '.join(known)}", nearest(str(value), known))
     if isinstance(parsed, int | float) and not meta["least"] <= parsed <= meta["most"]:
         most = f" and at most {meta['most']}" if meta["most"] < math.inf else ""
         raise _invalid(name, value, where, f"it must be at least {meta['least']:g}{most}")

@@ -23,7 +23,7 @@ from freetoken.core.interfaces import (
     WeightSource,
 )
 from freetoken.core.model_config import ModelConfig
-from freetoken.core.options import Options
+from freetoken.core.options import Options, check_choices
 from freetoken.core.units import format_bytes
 from freetoken.engine.budget import Sizes
 from freetoken.engine.plan import Facts
@@ -58,6 +58,7 @@ class Parts:
 
 def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Parts:
     """Read config and headers; ConfigError or WeightsError for what can't be served."""
+    check_choices(options)
     family = find_family(checkpoint.model_type)
     config = family.read_config(checkpoint.config)
     family.check(config, checkpoint.source)

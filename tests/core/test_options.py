@@ -9,7 +9,7 @@ import pytest
 
 from freetoken.core import log
 from freetoken.core.errors import ConfigError
-from freetoken.core.options import Options, parse_value
+from freetoken.core.options import Options, check_choices, parse_value
 
 NUMBERS = [f.name for f in fields(Options) if f.metadata["kind"] in (int, float, "bytes", "rate")]
 
@@ -75,3 +75,19 @@ def test_a_log_file_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Pat
     with pytest.raises(ConfigError) as e:
         log.configure("info", str(tmp_path / "nowhere" / "log.txt"))
     assert e.value.code == "unwritable_file" and e.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "near"),
+    [("moe_policy", "lrux", "lru"), ("tool_parser", "qwen-xml", "qwen_xml"), ("machine", "4099", "4090")],
+)
+def test_names_of_an_axis_are_checked_like_any_choice(name: str, value: str, near: str) -> None:
+    e = fault(name, value)
+    assert e.code == "invalid_option" and near in e.message and near in e.hint
+    assert parse_value(name, near, "flag") == near
+    with pytest.raises(ConfigError, match=name):
+        check_choices(Options(**{name: value}))
+
+
+def test_options_that_say_nothing_pass_the_check() -> None:
+    check_choices(Options())
