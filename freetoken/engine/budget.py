@@ -5,6 +5,7 @@ Invariant: the parts of a Division never sum to more than its total.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freetoken.core.errors import CapacityError
@@ -22,6 +23,12 @@ class Sizes:
     record_bytes: int
     num_experts: int
     activation_bytes: int
+    bank_bytes: int = 0
+
+    @property
+    def pool_bytes(self) -> int:
+        """All experts in host memory; layers of smaller records take less than a slot each."""
+        return self.bank_bytes or self.num_experts * self.record_bytes
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,24 @@ class Division:
 
 @dataclass(frozen=True)
 class Demand:
-    """What must fit. Unit counts include each pool's dummy unit; None = as many as fit."""
+    """What must fit. Unit counts include each pool's dummy unit; None = as many as fit.
+
+    beside      (what, bytes) that lie in the same memory and belong to no pool: on a device that shares
+                the host's memory, the experts and dense weights themselves
+    limited_by  what sets the host's limit, for the error
+    """
 
     num_states: int
     min_pages: int
     max_pages: int
     num_slots: int | None
     min_slots: int
+    beside: tuple[tuple[str, int], ...] = ()
+    limited_by: str = ""
+
+    @property
+    def beside_bytes(self) -> int:
+        return sum(size for _, size in self.beside)
 
 
 def pages_for(tokens: int, page_size: int) -> int:
@@ -84,6 +102,7 @@ def divide(total_bytes: int, sizes: Sizes, demand: Demand) -> Division:
     CapacityError shows the whole sum when the least demand does not fit.
     """
     fixed = sizes.dense_bytes + sizes.activation_bytes + demand.num_states * sizes.state_bytes
+    fixed += demand.beside_bytes
     pages = demand.min_pages
     left = total_bytes - fixed - pages * sizes.page_bytes
     slots = demand.num_slots if demand.num_slots is not None else demand.min_slots
@@ -119,7 +138,22 @@ def _too_big(total: int, sizes: Sizes, demand: Demand, slots: int) -> CapacityEr
         num_slots=slots,
         slot_bytes=sizes.record_bytes,
     )
+    if demand.beside:
+        return host_too_small([*demand.beside, *wanted.parts()], total, demand.limited_by)
     return CapacityError(
         f"{format_bytes(wanted.used_bytes)} wanted, {format_bytes(total)} available: {wanted}.",
         hint="Lower --moe-cache-size, --num-tokens or --max-running-requests, or raise --gpu-memory.",
+    )
+
+
+def host_too_small(parts: Sequence[tuple[str, int]], available: int, limited_by: str = "") -> CapacityError:
+    """The error for a model that host memory can't hold, with the whole sum."""
+    wanted = sum(size for _, size in parts)
+    listed = " + ".join(f"{what} {format_bytes(size)}" for what, size in parts if size)
+    there = f"{format_bytes(max(available, 0))} available" + (f" ({limited_by})" if limited_by else "")
+    return CapacityError(
+        f"Host memory: {format_bytes(wanted)} wanted, {there}: {listed}.",
+        code="host_memory",
+        hint="Close other programs, lower --num-tokens or --max-running-requests (--gpu-memory on a "
+        "simulated device), or use a smaller or more strongly quantised model.",
     )

@@ -43,7 +43,7 @@ from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
 from freetoken.engine.states import StateMover
-from freetoken.engine.survey import Parts, Progress, gather_facts, preflight, survey
+from freetoken.engine.survey import Parts, Progress, gather_facts, survey
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
@@ -118,7 +118,6 @@ def build(options: Options, progress: Progress = lambda phase, percent: None) ->
     parts = survey(options, checkpoint, progress)
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)
-    preflight(facts)
     torch.set_num_threads(_threads(options, facts))
     progress("reading experts", 5)
     experts = _experts(parts, plan)

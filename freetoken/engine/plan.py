@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from freetoken.core.errors import CapacityError, ConfigError
 from freetoken.core.machine import Machine
 from freetoken.core.options import Options
-from freetoken.core.units import format_bytes
-from freetoken.engine.budget import Demand, Division, Sizes, divide, pages_for
+from freetoken.core.units import MIB, format_bytes
+from freetoken.engine.budget import Demand, Division, Sizes, divide, host_too_small, pages_for
 
 KV_FLOOR_TOKENS = 8192
 FUSED_KV_TOKENS = 32768
 HOST_KV_SHARE = 0.25
+HOST_ROOM = 64 * MIB
+"""Host memory that no plan gives away: what reading a checkpoint and answering requests take on the way."""
+DEFAULT_RUNNING = 32
 GROWN_CONTEXTS = 4
 """Address range of the KV pool, in whole contexts: what it may grow to out of expert slots."""
 LRU_MIN_CYCLES = 1.5
@@ -26,6 +29,9 @@ CHECKPOINT_SLOTS = 1024
 CHECKPOINT_HOST_SHARE = 8
 DEFAULT_POLICY = "two_speed"
 """The fewest misses of all live policies on every recorded trace (docs/notes/policy-replay.md)."""
+
+
+HostParts = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,14 @@ class Facts:
     has_states: bool
     run_ahead: bool
     min_slots: int
+    host_limited_by: str = "RAM"
 
 
 @dataclass(frozen=True)
 class Plan:
     """The frozen outcome. Token limits in tokens, pool sizes in units including each dummy.
 
-    host_bytes   most host memory that serving may take beyond what importing took
+    host_parts   (what, bytes) of all that serving takes of host memory beyond what importing took
     checkpoint_units, checkpoint_slots   saved recurrent states on the device and in host memory
     """
 
@@ -81,7 +88,7 @@ class Plan:
     prefill_gap_s: float
     run_ahead: bool
     exact: bool
-    host_bytes: int
+    host_parts: HostParts
     prefix_cache: bool
     checkpoint_units: int
     checkpoint_slots: int
@@ -90,6 +97,11 @@ class Plan:
     @property
     def kv_tokens(self) -> int:
         return (self.memory.num_pages - 1) * self.page_size
+
+    @property
+    def host_bytes(self) -> int:
+        """Most host memory that serving may take beyond what importing took."""
+        return sum(size for _, size in self.host_parts)
 
     def lines(self) -> list[str]:
         """The plan for people: decisions first, then where the memory goes."""
@@ -103,7 +115,8 @@ class Plan:
             head,
             *self.reasons,
             f"memory: {self.memory}",
-            f"host memory: {format_bytes(self.host_bytes)}",
+            f"host memory: {format_bytes(self.host_bytes)}: "
+            + " + ".join(f"{what} {format_bytes(size)}" for what, size in self.host_parts if size),
         ]
 
 
@@ -114,10 +127,8 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     _check_contradictions(options)
     limit = _context_limit(options, facts, reasons)
     _check_slots(options, facts)
-    running = options.max_running_requests or 32
-    if running < 1:
-        raise ConfigError("max_running_requests must be at least 1.", code="invalid_option")
-    chunk = options.max_prefill_length or (2048 if facts.owns_memory else 512)
+    running = _running(options)
+    chunk = options.max_prefill_length or default_chunk(facts.owns_memory)
     backend = _backend(options, facts, running, limit, reasons)
     states = running + 1 if facts.has_states else 1
     units, slots = _checkpoints(options, facts, reasons)
@@ -126,12 +137,13 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         demand = _device_demand(options, facts, backend, states, limit)
         memory = divide(facts.free_bytes, facts.sizes, demand)
     else:
-        demand = _host_demand(options, facts, states, limit, running, reasons)
-        memory = divide(max(facts.free_bytes, 0), without_slots(facts.sizes), demand)
+        demand = _host_demand(options, facts, states, slots, limit, reasons)
+        memory = divide(max(facts.host_free_bytes - HOST_ROOM, 0), without_slots(facts.sizes), demand)
     if facts.owns_memory and (memory.num_pages - 1) * page_size < limit:
         reasons.append(
             f"context {limit}: KV grows out of expert slots beyond {(memory.num_pages - 1) * page_size}"
         )
+    host_parts = _host_parts(facts, memory, slots)
     reasons += _unused(options, facts, backend)
     return Plan(
         model_name=options.served_model_name or facts.model_name,
@@ -141,7 +153,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         policy=_policy(options, facts, memory, backend, reasons),
         memory=memory,
         min_pages=min(memory.num_pages, pages_for(_kv_floor(options, limit), page_size)),
-        max_pages=max(memory.num_pages, pages_for(limit * min(running, GROWN_CONTEXTS), page_size)),
+        max_pages=_most_pages(facts, memory, host_parts, limit * min(running, GROWN_CONTEXTS)),
         max_slots=facts.sizes.num_experts + 1 if memory.num_slots > 1 else 1,
         min_slots=min(facts.sizes.num_experts, facts.min_slots) + 1,
         page_size=page_size,
@@ -153,7 +165,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         prefill_gap_s=(options.prefill_gap_ms if options.prefill_gap_ms is not None else 50.0) / 1000,
         run_ahead=facts.run_ahead if options.run_ahead is None else options.run_ahead,
         exact=options.exact,
-        host_bytes=_host_bytes(facts, memory) + slots * facts.sizes.state_bytes,
+        host_parts=host_parts,
         prefix_cache=options.prefix_cache,
         checkpoint_units=units,
         checkpoint_slots=slots,
@@ -175,8 +187,9 @@ def _checkpoints(options: Options, facts: Facts, reasons: list[str]) -> tuple[in
     if options.checkpoint_memory is not None:
         slots = options.checkpoint_memory // sizes.state_bytes
     else:
-        free = facts.host_free_bytes - sizes.num_experts * sizes.record_bytes
-        slots = min(CHECKPOINT_SLOTS, max(free, 0) // CHECKPOINT_HOST_SHARE // sizes.state_bytes)
+        slots = min(
+            CHECKPOINT_SLOTS, max(_left(options, facts), 0) // CHECKPOINT_HOST_SHARE // sizes.state_bytes
+        )
     size = format_bytes(sizes.state_bytes)
     reasons.append(f"{text}, {slots} states of {size} in host memory, {units} on their way there")
     return units, slots
@@ -196,13 +209,31 @@ def _unused(options: Options, facts: Facts, backend: str) -> list[str]:
     return [f"--{name.replace('_', '-')} is not used: {why}" for name, why in idle if getattr(options, name)]
 
 
-def _host_bytes(facts: Facts, memory: Division) -> int:
-    """What the process may hold in host memory at most: the bank, and all that has no memory elsewhere."""
+def _beside(facts: Facts) -> HostParts:
+    """What lies in host memory whatever is served: all experts, and dense weights without another place."""
+    dense = 0 if facts.owns_memory else facts.sizes.dense_bytes
+    return ("experts", facts.sizes.pool_bytes), ("dense weights", dense)
+
+
+def _left(options: Options, facts: Facts) -> int:
+    """Host memory that is left for KV and saved states."""
     sizes = facts.sizes
-    bank = sizes.num_experts * sizes.record_bytes
-    if not facts.in_host_memory:
-        return bank
-    return bank + memory.used_bytes + (0 if facts.owns_memory else sizes.dense_bytes)
+    fixed = sum(size for _, size in _beside(facts)) + HOST_ROOM
+    if not facts.owns_memory:
+        fixed += sizes.activation_bytes + (_running(options) + 1 + CHECKPOINT_UNITS) * sizes.state_bytes
+    return facts.host_free_bytes - fixed
+
+
+def _host_parts(facts: Facts, memory: Division, saved: int) -> HostParts:
+    """All that serving takes of host memory; CapacityError if there is not so much."""
+    parts = [*_beside(facts), *(memory.parts() if facts.in_host_memory else ()), _saved(facts, saved)]
+    if sum(size for _, size in parts) > facts.host_free_bytes:
+        raise host_too_small(parts, facts.host_free_bytes, facts.host_limited_by)
+    return tuple(parts)
+
+
+def _saved(facts: Facts, count: int) -> tuple[str, int]:
+    return f"{count} saved states", count * facts.sizes.state_bytes
 
 
 def _check_contradictions(options: Options) -> None:
@@ -306,6 +337,15 @@ def _device_demand(options: Options, facts: Facts, backend: str, states: int, li
     )
 
 
+def _most_pages(facts: Facts, memory: Division, host_parts: HostParts, tokens: int) -> int:
+    """Address range of the KV pool; in host memory never more than that could hold."""
+    most = pages_for(tokens, facts.sizes.page_size)
+    if not facts.owns_memory:
+        spare = facts.host_free_bytes - HOST_ROOM - sum(size for _, size in host_parts)
+        most = min(most, memory.num_pages + max(spare, 0) // max(facts.sizes.page_bytes, 1))
+    return max(memory.num_pages, most)
+
+
 def _kv_floor(options: Options, limit: int) -> int:
     """KV tokens that expert slots never get."""
     wish = options.kv_reserve_tokens
@@ -313,18 +353,32 @@ def _kv_floor(options: Options, limit: int) -> int:
 
 
 def _host_demand(
-    options: Options, facts: Facts, states: int, limit: int, running: int, reasons: list[str]
+    options: Options, facts: Facts, states: int, saved: int, limit: int, reasons: list[str]
 ) -> Demand:
-    """On shared memory KV takes a share of what is free; nothing competes with it but the page cache."""
+    """On shared memory KV takes a share of what weights leave; nothing else competes but the page cache."""
     sizes = facts.sizes
+    beside = (*_beside(facts), _saved(facts, saved))
     if options.num_tokens is not None:
         pages = pages_for(options.num_tokens, sizes.page_size)
-        return Demand(states, pages, pages, num_slots=0, min_slots=0)
-    wanted = pages_for(limit * max(2, min(running, 4)), sizes.page_size)
-    most = int(max(facts.host_free_bytes, 0) * HOST_KV_SHARE) // max(sizes.page_bytes, 1)
-    pages = min(wanted, max(most, pages_for(1, sizes.page_size)))
-    reasons.append(f"KV {(pages - 1) * sizes.page_size} tokens: at most a quarter of free host memory")
-    return Demand(states, min(pages, pages_for(limit, sizes.page_size)), pages, num_slots=0, min_slots=0)
+        return Demand(states, pages, pages, 0, 0, beside, facts.host_limited_by)
+    wanted = pages_for(limit * max(2, min(_running(options), 4)), sizes.page_size)
+    share = min(facts.host_free_bytes * HOST_KV_SHARE, _left(options, facts) / 2)
+    pages = min(wanted, max(int(share) // max(sizes.page_bytes, 1), pages_for(1, sizes.page_size)))
+    reasons.append(
+        f"KV {(pages - 1) * sizes.page_size} tokens: at most a quarter of free host memory, "
+        "and half of what the weights leave"
+    )
+    least = min(pages, pages_for(limit, sizes.page_size))
+    return Demand(states, least, pages, 0, 0, beside, facts.host_limited_by)
+
+
+def default_chunk(owns_memory: bool) -> int:
+    """Tokens of a prefill sub-chunk if nobody says: a GPU needs many rows to be busy, a CPU doesn't."""
+    return 2048 if owns_memory else 512
+
+
+def _running(options: Options) -> int:
+    return options.max_running_requests or DEFAULT_RUNNING
 
 
 def without_slots(sizes: Sizes) -> Sizes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from freetoken.core import choices, cost
-from freetoken.core.errors import CapacityError, ConfigError, WeightsError
+from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.host_memory import host_memory
 from freetoken.core.interfaces import (
     Device,
@@ -24,9 +24,8 @@ from freetoken.core.interfaces import (
 )
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options, check_choices
-from freetoken.core.units import format_bytes
 from freetoken.engine.budget import Sizes
-from freetoken.engine.plan import Facts
+from freetoken.engine.plan import Facts, default_chunk
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
@@ -153,11 +152,12 @@ def _expert_formats(
 def _sizes(parts: Parts) -> Sizes:
     config, source = parts.config, parts.checkpoint.source
     dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
-    record = num_experts = 0
+    record = num_experts = bank_bytes = 0
     if config.moe is not None and parts.formats:
-        record = expert_bank.create(config, parts.formats, phantom=True).slot_bytes
+        bank = expert_bank.create(config, parts.formats, phantom=True)
+        record, bank_bytes = bank.slot_bytes, bank.total_bytes
         num_experts = config.num_moe_layers * config.moe.num_experts
-    chunk = parts.options.max_prefill_length or 2048
+    chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory)
     return Sizes(
         dense_bytes=dense * parts.numerics.dtype.itemsize,
         page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
@@ -165,13 +165,15 @@ def _sizes(parts: Parts) -> Sizes:
         state_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "state"),
         record_bytes=record,
         num_experts=num_experts,
+        bank_bytes=bank_bytes,
         activation_bytes=(chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8,
     )
 
 
 def gather_facts(parts: Parts, name: str) -> Facts:
     options, config, device = parts.options, parts.config, parts.device
-    free, host_free = device.free_bytes(), host_memory().free_bytes
+    host = host_memory()
+    free, host_free = device.free_bytes(), host.free_bytes
     if device.owns_memory:
         free = int(free * (options.memory_ratio if options.memory_ratio is not None else 1.0))
         free = min(free, options.gpu_memory or free)
@@ -188,21 +190,9 @@ def gather_facts(parts: Parts, name: str) -> Facts:
         in_host_memory=device.in_host_memory,
         free_bytes=free,
         host_free_bytes=host_free,
+        host_limited_by=host.limited_by,
         machine=device.machine,
         has_states=any(s.unit == "state" for s in parts.specs),
         run_ahead=device.run_ahead,
         min_slots=MIN_SLOTS,
     )
-
-
-def preflight(facts: Facts) -> None:
-    """Refuse a bank that host memory can't hold, before the first byte is read."""
-    bank = facts.sizes.num_experts * facts.sizes.record_bytes
-    dense = 0 if facts.owns_memory else facts.sizes.dense_bytes
-    if bank + dense > facts.host_free_bytes:
-        raise CapacityError(
-            f"Host memory: experts {format_bytes(bank)} + dense weights {format_bytes(dense)} wanted, "
-            f"{format_bytes(facts.host_free_bytes)} available.",
-            code="host_memory",
-            hint="Close other programs, or use a smaller or more strongly quantised model.",
-        )

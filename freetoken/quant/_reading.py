@@ -6,6 +6,7 @@ format's own `decode` says, and codes are handed on untouched.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from freetoken.core.errors import WeightsError
 from freetoken.core.weights import CodedMatrix, WeightFormat, WeightSource
 
 
+@functools.cache
 def find(name: str) -> WeightFormat:
     """The format of that name."""
     fmt: WeightFormat = choices.load("freetoken.quant", name).FORMAT
@@ -82,12 +84,16 @@ def _format_of(source: WeightSource, name: str) -> WeightFormat:
     if coding := source.coding(name):
         return find(coding)
     dtype = source.dtype(name)
-    known = choices.names("freetoken.quant")
-    for choice in known:
-        if (fmt := find(choice)).detects(dtype):
+    for fmt in _all():
+        if fmt.detects(dtype):
             return fmt
     raise WeightsError(
         f"{name} is {dtype}; no weight format reads that.",
         code="unknown_weight_format",
-        hint=f"There are: {', '.join(known)}.",
+        hint=f"There are: {', '.join(fmt.name for fmt in _all())}.",
     )
+
+
+@functools.cache
+def _all() -> tuple[WeightFormat, ...]:
+    return tuple(find(name) for name in choices.names("freetoken.quant"))

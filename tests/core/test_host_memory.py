@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -53,3 +55,20 @@ def test_without_groups_the_machine_is_the_limit(tmp_path: Path) -> None:
     for file in (tmp_path / "none", own(tmp_path, 2, "/")):
         found = host_memory(file, tmp_path / "groups")
         assert (found.total_bytes, found.limited_by) == (psutil.virtual_memory().total, "RAM")
+
+
+@pytest.mark.parametrize(("limit", "used", "left"), [(500 * MIB, 200 * MIB, 300 * MIB), (100, 200, 0)])
+def test_a_limit_of_the_process_counts_too(limit: int, used: int, left: int, tmp_path: Path) -> None:
+    found = host_memory(tmp_path / "none", tmp_path, [(1 << 60, 1 << 50), (limit, used)])
+    assert (found.free_bytes, found.limited_by) == (left, "process limit")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_ulimit_is_seen_by_the_process_it_binds() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20));"
+        "from freetoken.core.host_memory import host_memory; m = host_memory(); print(m.free_bytes, m.limited_by)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    free, limited_by = out.stdout.strip().split(" ", 1)
+    assert limited_by == "process limit" and 200 << 20 < int(free) < 400 << 20

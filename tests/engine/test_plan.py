@@ -1,5 +1,7 @@
 """The planner: sums never exceed the budget, wishes are honoured or refused with the arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from freetoken.core.machine import preset
 from freetoken.core.options import Options
 from freetoken.core.units import GIB, MIB
 from freetoken.engine.budget import Demand, Sizes, divide
-from freetoken.engine.plan import Facts, make_plan
+from freetoken.engine.plan import HOST_ROOM, Facts, make_plan
 
 SIZES = Sizes(
     dense_bytes=2 * GIB, page_bytes=MIB, page_size=16, state_bytes=8 * MIB,
@@ -21,7 +23,7 @@ def facts(device: str = "sim", free: int = 24 * GIB, machine: str = "4090", **kw
     base = dict(
         model_name="m", sizes=SIZES, experts_per_token=320, expert_flops=6e6, max_position=65536,
         device=device, owns_memory=device != "cpu", in_host_memory=True, free_bytes=free,
-        host_free_bytes=64 * GIB, machine=preset(machine), has_states=True, run_ahead=True, min_slots=4,
+        host_free_bytes=256 * GIB, machine=preset(machine), has_states=True, run_ahead=True, min_slots=4,
     )  # fmt: skip
     return Facts(**{**base, **kw})
 
@@ -116,8 +118,41 @@ def test_checkpoints_get_their_share_of_host_memory_and_the_plan_says_so():
     assert any("10 states of 8.00 MiB in host memory" in line for line in plan.lines())
     without = make_plan(Options(checkpoint_memory=0), facts())
     assert plan.host_bytes == without.host_bytes + 80 * MIB
-    auto = make_plan(Options(), facts(host_free_bytes=SIZES.num_experts * SIZES.record_bytes + 8 * GIB))
+    bank = SIZES.num_experts * SIZES.record_bytes
+    auto = make_plan(Options(), facts(host_free_bytes=bank + HOST_ROOM + 8 * GIB, in_host_memory=False))
     assert auto.checkpoint_slots == GIB // (8 * MIB)
+
+
+def test_host_memory_counts_all_that_lies_in_it_and_the_refusal_shows_the_sum():
+    bank = SIZES.num_experts * SIZES.record_bytes
+    for where, free in (("cpu", bank + GIB), ("sim", bank + 20 * GIB)):
+        with pytest.raises(CapacityError) as e:
+            make_plan(Options(), facts(where, host_free_bytes=free, host_limited_by="container limit"))
+        assert e.value.code == "host_memory"
+        for part in ("experts 60.0 GiB", "states", "KV pages", "activations 512 MiB", "available"):
+            assert part in e.value.message
+    assert "container limit" in e.value.message
+    with pytest.raises(CapacityError, match="dense weights 2.00 GiB"):
+        make_plan(Options(), facts("cpu", host_free_bytes=bank + GIB))
+
+
+@given(st.integers(0, 200 * GIB), st.sampled_from(["cpu", "sim"]), st.booleans())
+def test_no_plan_takes_more_of_host_memory_than_there_is(free, where, states):
+    some = facts(where, host_free_bytes=free, has_states=states)
+    try:
+        plan = make_plan(Options(), replace(some, free_bytes=min(some.free_bytes, free)))
+    except CapacityError as e:
+        assert "wanted" in e.message and "available" in e.message
+        return
+    assert plan.host_bytes <= free
+
+
+def test_kv_shrinks_before_a_model_that_fits_is_refused():
+    bank = SIZES.num_experts * SIZES.record_bytes
+    room = HOST_ROOM + 8 * GIB
+    tight = make_plan(Options(), facts("cpu", free=bank + room, host_free_bytes=bank + room))
+    ample = make_plan(Options(), facts("cpu", free=bank + 64 * GIB, host_free_bytes=bank + 64 * GIB))
+    assert 0 < tight.kv_tokens < ample.kv_tokens
 
 
 def test_models_without_states_and_engines_without_a_cache_need_no_checkpoints():
