@@ -1,7 +1,8 @@
 """Memory that this process may still take: the machine's, or a smaller share that a limit leaves.
 
 Owns reading Linux control groups, both versions, from the process's own group up to the root, and the
-process's own limits (ulimit -v, -d): the tightest one counts. Knows no plan. Page cache that can be dropped counts as free, as it does for the machine.
+process's own limits (ulimit -v, -d): the tightest one counts. Knows no plan. Page cache that can be
+dropped counts as free, as it does for the machine.
 """
 
 from __future__ import annotations
