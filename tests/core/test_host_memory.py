@@ -67,7 +67,8 @@ def test_a_limit_of_the_process_counts_too(limit: int, used: int, left: int, tmp
 def test_ulimit_is_seen_by_the_process_it_binds() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20));"
-        "from freetoken.core.host_memory import host_memory; m = host_memory(); print(m.free_bytes, m.limited_by)"
+        "from freetoken.core.host_memory import host_memory; m = host_memory();"
+        "print(m.free_bytes, m.limited_by)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     free, limited_by = out.stdout.strip().split(" ", 1)

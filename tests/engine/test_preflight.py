@@ -18,9 +18,10 @@ from freetoken.models import _tensors, qwen3_moe
 from tests.models import checkpoints
 
 LARGE = {
-    **qwen3_moe.TINY, "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "mlp_only_layers": [],
-    "num_experts_per_tok": 8, "max_position_embeddings": 262144, "dtype": "bfloat16",
+    **qwen3_moe.TINY, "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768,
+    "num_experts": 128, "num_experts_per_tok": 8, "mlp_only_layers": [], "max_position_embeddings": 262144,
+    "dtype": "bfloat16",
 }  # fmt: skip
 MIDDLE = {**LARGE, "num_hidden_layers": 2, "hidden_size": 512, "vocab_size": 2048, "num_experts": 256}
 REFUSED = """
