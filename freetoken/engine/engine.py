@@ -135,6 +135,8 @@ class Engine:
         if self._thread is not None:
             self._thread.join(timeout_s)
             self._thread = None
+        self.device.synchronize()
+        self.runner.experts.close()
         self.device.close()
 
     # --- the loop ---

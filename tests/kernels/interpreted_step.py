@@ -26,7 +26,14 @@ def answer(shape: build.Shape, place: object, call: object) -> None:
 
 
 def compare(
-    shape: build.Shape, rows: int, policy: str, alpha: float, *, host: bool, steps: int = 4, device: str = "cpu"
+    shape: build.Shape,
+    rows: int,
+    policy: str,
+    alpha: float,
+    *,
+    host: bool,
+    steps: int = 4,
+    device: str = "cpu",
 ) -> None:
     """`shape` by the reference on the CPU, and by Triton on `device`."""
     shapes = [shape, replace(shape, device=device)]

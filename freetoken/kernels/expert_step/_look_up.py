@@ -128,52 +128,64 @@ def look_up(
 ):
     lane = tl.arange(0, EP)
     base = layer * E
+    word = tl.arange(0, 8)
+    # Everything is asked for before anything is written: a load can't move across a store.
+    counted = tl.load(stats + word)
+    step = tl.load(words)
+    passed = tl.load(words + 5)
+    candidate = tl.load(victims + tl.arange(0, V))
+    owner = tl.load(expert_of + candidate, mask=candidate > 0, other=-1)
     present = tl.zeros([EP], tl.int32)
     for row in range(0, T):
         for rank in tl.static_range(K):
             present = tl.where(lane == tl.load(ids + row * K + rank), 1, present)
     used = present > 0
-    slot = tl.maximum(tl.load(slot_of + base + lane, mask=used, other=-1), 0)
-    have = tl.load(tiles_in + slot, mask=used & (slot > 0), other=0)
-    keys = tl.load(fast + base + lane, mask=used, other=0)
+    recent = tl.load(fast + base + lane, mask=lane < E, other=0)
+    often = recent
     if TWO_SPEED:
-        keys += FAST_GAIN
-        tl.store(fast + base + lane, keys, mask=used)
-        often = tl.load(slow + base + lane, mask=used, other=0) + SLOW_GAIN
-        tl.store(slow + base + lane, often, mask=used)
-        keys += often
+        often = tl.load(slow + base + lane, mask=lane < E, other=0)
+    slot = tl.maximum(tl.load(slot_of + base + lane, mask=lane < E, other=-1), 0)
+    have = tl.load(tiles_in + slot, mask=used & (slot > 0), other=0)
+
+    keys = step + tl.zeros_like(lane)
+    if TWO_SPEED:
+        tl.store(fast + base + lane, recent + FAST_GAIN, mask=used)
+        tl.store(slow + base + lane, often + SLOW_GAIN, mask=used)
+        keys = recent + often + (FAST_GAIN + SLOW_GAIN)
     else:
-        keys = tl.load(words) + tl.zeros_like(lane)
         tl.store(fast + base + lane, keys, mask=used)
     last = tl.max(tl.where(used, base + lane, -1))
-    tl.store(words + 5, tl.where(last < 0, tl.load(words + 5), last))
+    tl.store(words + 5, tl.where(last < 0, passed, last))
 
     need = tl.where(used, NT - have, 0)
-    asked = need > 0
     missing = tl.sum(need)
-    wanted = _tiles_to_fill(words, split, missing, HOST)
-    before = _before(keys, asked, lane)
-    ahead = tl.sum(tl.where(before, need[None, :], 0), 1)
-    fill = tl.where(asked, tl.maximum(0, tl.minimum(need, wanted - ahead)), 0)
-
-    homeless = (fill > 0) & (slot == 0)
-    number = tl.sum((before & homeless[None, :]).to(tl.int32), 1)
-    candidate = tl.load(victims + tl.arange(0, V))
-    owner = tl.load(expert_of + candidate, mask=candidate > 0, other=-1)
-    clash = tl.sum(((owner[:, None] == (base + lane)[None, :]) & used[None, :]).to(tl.int32), 1) > 0
-    givable = (candidate > 0) & ~clash
-    place = tl.cumsum(givable.to(tl.int32), 0) - 1
-    match = (number[:, None] == place[None, :]) & givable[None, :] & homeless[:, None]
-    given = tl.sum(tl.where(match, candidate[None, :], 0), 1)
-    evicted = tl.max(tl.where(match, owner[None, :], -1), 1)
-    slot = tl.where(homeless, given, slot)
-    arrives = homeless & (given > 0)
-    tl.store(slot_of + evicted, tl.full([EP], -1, tl.int32), mask=arrives & (evicted >= 0))
-    tl.debug_barrier()
-    tl.store(slot_of + base + lane, slot, mask=arrives)
-    tl.store(expert_of + slot, base + lane, mask=arrives)
+    fill = tl.zeros([EP], tl.int32)
+    arrived = 0
+    gone = 0
+    if missing > 0:
+        asked = need > 0
+        wanted = _tiles_to_fill(words, split, missing, HOST)
+        before = _before(keys, asked, lane)
+        ahead = tl.sum(tl.where(before, need[None, :], 0), 1)
+        fill = tl.where(asked, tl.maximum(0, tl.minimum(need, wanted - ahead)), 0)
+        homeless = (fill > 0) & (slot == 0)
+        number = tl.sum((before & homeless[None, :]).to(tl.int32), 1)
+        clash = tl.sum(((owner[:, None] == (base + lane)[None, :]) & used[None, :]).to(tl.int32), 1) > 0
+        givable = (candidate > 0) & (clash == 0)
+        place = tl.cumsum(givable.to(tl.int32), 0) - 1
+        match = (number[:, None] == place[None, :]) & givable[None, :] & homeless[:, None]
+        given = tl.sum(tl.where(match, candidate[None, :], 0), 1)
+        evicted = tl.max(tl.where(match, owner[None, :], -1), 1)
+        slot = tl.where(homeless, given, slot)
+        arrives = homeless & (given > 0)
+        tl.store(slot_of + evicted, tl.full([EP], -1, tl.int32), mask=arrives & (evicted >= 0))
+        tl.debug_barrier()
+        tl.store(slot_of + base + lane, slot, mask=arrives)
+        tl.store(expert_of + slot, base + lane, mask=arrives)
+        tl.store(tiles_in + slot, have + fill, mask=used & (slot > 0))
+        arrived = tl.sum(arrives.to(tl.int32))
+        gone = tl.sum((arrives & (evicted >= 0)).to(tl.int32))
     end = have + fill
-    tl.store(tiles_in + slot, end, mask=used & (slot > 0))
     tl.store(here + lane, end, mask=used)
 
     comes = (fill > 0).to(tl.int32)
@@ -186,14 +198,13 @@ def look_up(
     tl.store(work + at * 4 + 3, end, mask=used)
 
     filled = tl.sum(fill)
-    tl.store(stats, tl.load(stats) + tl.sum(present))
-    tl.store(stats + 1, tl.load(stats + 1) + tl.sum((used & (need == 0)).to(tl.int32)))
-    tl.store(stats + 2, tl.load(stats + 2) + tl.sum(asked.to(tl.int32)))
-    tl.store(stats + 3, tl.load(stats + 3) + missing)
-    tl.store(stats + 4, tl.load(stats + 4) + filled)
-    tl.store(stats + 5, tl.load(stats + 5) + missing - filled)
-    tl.store(stats + 6, tl.load(stats + 6) + tl.sum(arrives.to(tl.int32)))
-    tl.store(stats + 7, tl.load(stats + 7) + tl.sum((arrives & (evicted >= 0)).to(tl.int32)))
+    misses = tl.sum((need > 0).to(tl.int32))
+    total = tl.sum(present)
+    counted += tl.where(word == 0, total, 0) + tl.where(word == 1, total - misses, 0)
+    counted += tl.where(word == 2, misses, 0) + tl.where(word == 3, missing, 0)
+    counted += tl.where(word == 4, filled, 0) + tl.where(word == 5, missing - filled, 0)
+    counted += tl.where(word == 6, arrived, 0) + tl.where(word == 7, gone, 0)
+    tl.store(stats + word, counted)
     if HOST:
         _ring(words, x, ids, io, used & (end < NT), end, lane, layer, T, SPEC)
 

@@ -44,8 +44,36 @@ def _where(work, entry, run, records, record_bytes, slots, slot_bytes, NT: tl.co
     return expert, mine, arrives, tl.where(arrives, there, home), tl.where(arrives & (slot > 0), home, 0)
 
 
+@jit
+def _first_half(
+    x, base, copy, kept, row, H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr, BH: tl.constexpr
+):
+    """gate x and up x of SUB columns; the next piece is on its way before the last one is used."""
+    col = tl.arange(0, BH)
+    gate = row[:, None] * H + col[None, :]
+    up = gate + W * H
+    g = tl.zeros([SUB, BH], tl.float32)
+    u = tl.zeros([SUB, BH], tl.float32)
+    inside = (col < H)[None, :] & (row >= 0)[:, None]
+    next_g = tl.load(base + gate, mask=inside, other=0.0, eviction_policy="evict_first")
+    next_u = tl.load(base + up, mask=inside, other=0.0, eviction_policy="evict_first")
+    for h in range(0, H, BH):
+        gw = next_g
+        uw = next_u
+        inside = (h + col < H)[None, :] & (row >= 0)[:, None]
+        ahead = (h + BH + col < H)[None, :] & (row >= 0)[:, None]
+        next_g = tl.load(base + gate + (h + BH), mask=ahead, other=0.0, eviction_policy="evict_first")
+        next_u = tl.load(base + up + (h + BH), mask=ahead, other=0.0, eviction_policy="evict_first")
+        tl.store(copy + gate + h, gw, mask=inside & kept)
+        tl.store(copy + up + h, uw, mask=inside & kept)
+        xv = tl.load(x + h + col, mask=h + col < H, other=0.0).to(tl.float32)[None, :]
+        g += gw.to(tl.float32) * xv
+        u += uw.to(tl.float32) * xv
+    return g, u
+
+
 @jit(varying=("records", "slots", "T"))
-def one_row(
+def vector_rows(
     x,
     ids,
     work,
@@ -64,8 +92,8 @@ def one_row(
     SUB: tl.constexpr,
     NT: tl.constexpr,
     BH: tl.constexpr,
+    BD: tl.constexpr,
     KIND: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     PER: tl.constexpr = W // SUB
     run = tl.program_id(0)
@@ -75,32 +103,35 @@ def one_row(
     if mine:
         kept = keep != 0
         offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
-        base = (source + offset).to(tl.pointer_type(x.dtype.element_ty))
-        copy = (tl.where(kept, keep, source) + offset).to(tl.pointer_type(x.dtype.element_ty))
         row = (run % PER) * SUB + tl.arange(0, SUB)
-        col = tl.arange(0, BH)
-        gate = row[:, None] * H + col[None, :]
-        up = gate + W * H
-        g = tl.zeros([SUB, BH], tl.float32)
-        u = tl.zeros([SUB, BH], tl.float32)
-        for h in tl.range(0, H, BH, num_stages=STAGES):
-            inside = (h + col < H)[None, :] & (row >= 0)[:, None]
-            xv = tl.load(x + h + col, mask=h + col < H, other=0.0).to(tl.float32)[None, :]
-            gw = tl.load(base + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
-            uw = tl.load(base + up + h, mask=inside, other=0.0, eviction_policy="evict_first")
-            tl.store(copy + gate + h, gw, mask=inside & kept)
-            tl.store(copy + up + h, uw, mask=inside & kept)
-            g += gw.to(tl.float32) * xv
-            u += uw.to(tl.float32) * xv
-        middle = _act(tl.sum(g, 1), tl.sum(u, 1), KIND).to(x.dtype.element_ty).to(tl.float32)
         rank = tl.arange(0, KP)
-        route = tl.sum(tl.where(tl.load(ids + rank, mask=rank < K, other=-1) == expert, rank, 0))
-        out = partials + (route * NT * PER + run) * H
-        for h in tl.range(0, H, BH, num_stages=STAGES):
-            inside = (h + col < H)[None, :] & (row >= 0)[:, None]
-            dw = tl.load(base + 2 * W * H + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
-            tl.store(copy + 2 * W * H + gate + h, dw, mask=inside & kept)
-            tl.store(out + h + col, tl.sum(dw.to(tl.float32) * middle[:, None], 0), mask=h + col < H)
+        col = tl.arange(0, BD)
+        down = 2 * W * H + row[:, None] * H + col[None, :]
+        copy = (tl.where(kept, keep, source) + offset).to(tl.pointer_type(x.dtype.element_ty))
+        for token in range(0, T):
+            match = tl.load(ids + token * K + rank, mask=rank < K, other=-1) == expert
+            if tl.sum(match.to(tl.int32)) > 0:
+                base = (source + offset).to(tl.pointer_type(x.dtype.element_ty))
+                g, u = _first_half(x + token * H, base, copy, kept, row, H, W, SUB, BH)
+                inside = (col < H)[None, :] & (row >= 0)[:, None]
+                next_d = tl.load(base + down, mask=inside, other=0.0, eviction_policy="evict_first")
+                middle = _act(tl.sum(g, 1), tl.sum(u, 1), KIND).to(x.dtype.element_ty).to(tl.float32)
+                route = token * K + tl.sum(tl.where(match, rank, 0))
+                out = partials + (route.to(tl.int64) * NT * PER + run) * H
+                for h in range(0, H, BD):
+                    dw = next_d
+                    inside = (h + col < H)[None, :] & (row >= 0)[:, None]
+                    ahead = (h + BD + col < H)[None, :] & (row >= 0)[:, None]
+                    next_d = tl.load(
+                        base + down + (h + BD), mask=ahead, other=0.0, eviction_policy="evict_first"
+                    )
+                    tl.store(copy + down + h, dw, mask=inside & kept)
+                    y = tl.sum(dw.to(tl.float32) * middle[:, None], 0)
+                    tl.store(out + h + col, y, mask=h + col < H)
+                # What arrived is kept now: another row reads it from the slot.
+                tl.debug_barrier()
+                source = tl.where(kept, keep, source)
+                kept = False
 
 
 @jit(varying=("records", "slots", "T"))
@@ -211,6 +242,7 @@ def combine(
     out,
     T,
     K: tl.constexpr,
+    KP: tl.constexpr,
     H: tl.constexpr,
     NT: tl.constexpr,
     PER: tl.constexpr,
@@ -222,23 +254,25 @@ def combine(
     row = tl.program_id(0)
     col = tl.program_id(1) * BC + tl.arange(0, BC)
     run = tl.arange(0, RP)
-    total = tl.zeros([BC], tl.float32)
+    rank = tl.arange(0, KP)
+    expert = tl.load(ids + row * K + rank, mask=rank < K, other=-1)
+    live = expert >= 0
+    weight = tl.load(weights + row * K + rank, mask=live, other=0.0)
+    end = tl.load(here + expert, mask=live, other=0) * PER
+    route = (row * K + rank).to(tl.int64)
+    part = tl.load(
+        partials + (route[:, None] * NT * PER + run[None, :])[:, :, None] * H + col[None, None, :],
+        mask=(run[None, :] < end[:, None])[:, :, None] & (col < H)[None, None, :],
+        other=0.0,
+    )
+    value = tl.sum(part, 1)
     if HOST:
         _wait(words, io, 192)
-        theirs = (io + OUT).to(tl.pointer_type(tl.float32))
-    for rank in range(0, K):
-        expert = tl.load(ids + row * K + rank)
-        if expert >= 0:
-            route = row * K + rank
-            end = tl.load(here + expert) * PER
-            part = tl.load(
-                partials + (route.to(tl.int64) * NT * PER + run)[:, None] * H + col[None, :],
-                mask=(run < end)[:, None] & (col < H)[None, :],
-                other=0.0,
-            )
-            value = tl.sum(part, 0)
-            if HOST:
-                left = end < NT * PER
-                value += tl.load(theirs + route * H + col, mask=left & (col < H), other=0.0, volatile=True)
-            total += tl.load(weights + route) * value
+        theirs = (io + OUT).to(tl.pointer_type(tl.float32)) + route[:, None] * H + col[None, :]
+        left = (live & (end < NT * PER))[:, None] & (col < H)[None, :]
+        value += tl.load(theirs, mask=left, other=0.0, volatile=True)
+    value *= weight[:, None]
+    total = tl.zeros([BC], tl.float32)
+    for k in tl.static_range(K):  # one after the other, in ascending expert id
+        total += tl.sum(tl.where((rank == k)[:, None], value, 0.0), 0)
     tl.store(out + row * H + col, total, mask=col < H)

@@ -16,6 +16,8 @@ from freetoken.kernels.expert_step._types import Call, Io, Place, Table
 RANK = 20
 KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 AGE_BLOCK = 1024
+VECTOR_ROWS = 16
+"""Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
 
 
 def supports(device_type: str) -> bool:
@@ -117,15 +119,16 @@ def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
         "W": place.tile_width,
         "SUB": sub,
         "NT": place.num_tiles,
-        "BH": min(256 if rows == 1 else 128, power_of_two(place.hidden)),
         "KIND": KINDS[place.activation],
-        "STAGES": 2,
     }
-    if rows > 1:
-        consts["TP"] = max(16, power_of_two(rows))
+    if rows <= VECTOR_ROWS:
+        # A warp holds whole columns of down then, so that its sum needs nobody else.
+        consts |= {"BH": min(256, power_of_two(place.hidden)), "BD": min(1024, power_of_two(place.hidden))}
+    else:
+        consts |= {"BH": min(128, power_of_two(place.hidden)), "STAGES": 2, "TP": max(16, power_of_two(rows))}
     entries = min(place.num_experts, rows * top_k)
     return Launch(
-        _tiles.one_row if rows == 1 else _tiles.few_rows,
+        _tiles.vector_rows if rows <= VECTOR_ROWS else _tiles.few_rows,
         (place.num_tiles * (place.tile_width // sub), entries),
         (
             call.x,
@@ -155,7 +158,8 @@ def combine_launch(table: Table, place: Place, call: Call, out: Tensor) -> Launc
     rows, top_k = call.ids.shape
     per = place.tile_width // sub_width(place.tile_width)
     runs = power_of_two(place.num_tiles * per)
-    block = max(16, min(64, 4096 // runs))
+    ranks = power_of_two(top_k)
+    block = max(8, min(64, 8192 // (runs * ranks)))
     return Launch(
         _tiles.combine,
         (rows, -(-place.hidden // block)),
@@ -171,6 +175,7 @@ def combine_launch(table: Table, place: Place, call: Call, out: Tensor) -> Launc
         ),
         {
             "K": top_k,
+            "KP": ranks,
             "H": place.hidden,
             "NT": place.num_tiles,
             "PER": per,
