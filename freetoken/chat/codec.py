@@ -9,14 +9,16 @@ quotes no control text equal the plain tokenisation of the rendered text; nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from freetoken.chat.conversation import Conversation, Message
 from freetoken.chat.events import Event, Finish, Reason, TokenInfo, TokenLogprobs, ToolCallEnd, Usage
+from freetoken.chat.gguf_vocabulary import template_of, tokenizer_of
 from freetoken.chat.grammar import Grammar, spoken_rows
 from freetoken.chat.inert import InertText
 from freetoken.chat.nonces import without_nonces
@@ -106,6 +108,13 @@ class ChatCodec:
         """Read a checkpoint's tokenizer and template."""
         tokenizer, template = Tokenizer.from_directory(path), ChatTemplate.from_directory(path)
         return cls(tokenizer, template, parser, drop_nonces=drop_nonces)
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], parser: str | None = None, *, drop_nonces: bool = True
+    ) -> ChatCodec:
+        """Read the tokenizer and the template in a GGUF file's header."""
+        return cls(tokenizer_of(metadata), template_of(metadata), parser, drop_nonces=drop_nonces)
 
     def encode(
         self, conversation: Conversation, *, thinking: Thinking = "auto", thinking_budget: int | None = None

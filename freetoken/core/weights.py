@@ -20,6 +20,10 @@ Biases = tuple[Tensor, Tensor, Tensor]
 """An expert's biases of gate [I], up [I] and down [H]."""
 
 
+BLOCKS = "blocks"
+"""The only key of a matrix that is still coded as a GGUF file has it: uint8 [rows, bytes]."""
+
+
 class WeightSource(abc.ABC):
     """Named tensors of a checkpoint, read on demand."""
 
@@ -47,6 +51,10 @@ class WeightSource(abc.ABC):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         """A coded matrix in its format's own codes; of a stack [n, rows, K] the `index`-th, if given."""
         raise NotImplementedError(f"{name} is not coded")
+
+    def columns(self, name: str) -> Tensor | None:
+        """int64 [K]: stored column j of a coded matrix meets input columns[j]; None = in order."""
+        return None
 
     def stored_bytes(self, name: str) -> int:
         """Bytes that the tensor takes on disk, scales included."""

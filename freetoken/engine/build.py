@@ -48,7 +48,7 @@ from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
 from freetoken.native.topology import default_threads
-from freetoken.weights.load import open_checkpoint
+from freetoken.weights.load import Checkpoint, open_checkpoint
 
 log = logger("build")
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "data" / "demo-model"
@@ -114,7 +114,7 @@ def build(options: Options, progress: Progress = lambda phase, percent: None) ->
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
     checkpoint = open_checkpoint(path)
-    codec = ChatCodec.from_directory(checkpoint.path, options.tool_parser, drop_nonces=options.drop_nonces)
+    codec = _codec(options, checkpoint)
     parts = survey(options, checkpoint, progress)
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)
@@ -126,6 +126,13 @@ def build(options: Options, progress: Progress = lambda phase, percent: None) ->
     checkpoint.close()
     progress("ready", 100)
     return Built(engine, codec, parts.config, parts.device, _generation_defaults(checkpoint.generation))
+
+
+def _codec(options: Options, checkpoint: Checkpoint) -> ChatCodec:
+    """The text side, from the header of a GGUF file or from the files of a directory."""
+    if checkpoint.metadata:
+        return ChatCodec.from_gguf(checkpoint.metadata, options.tool_parser, drop_nonces=options.drop_nonces)
+    return ChatCodec.from_directory(checkpoint.path, options.tool_parser, drop_nonces=options.drop_nonces)
 
 
 def _threads(options: Options, facts: Facts) -> int:

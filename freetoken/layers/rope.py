@@ -2,7 +2,8 @@
 
 A table, because its rows are computed once: a position's angles can't depend on who is asking.
 Scaling kinds: default, linear, dynamic (plain within the trained length, which is also the limit
-here), yarn, llama3. Text positions only: the three axes of multimodal rope are equal for text.
+here), yarn, llama3, factors (what each frequency is divided by, as GGUF files state llama3).
+Text positions only: the three axes of multimodal rope are equal for text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from freetoken.core.model_config import AttentionSpec
 
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
 
 
 def scaling_kind(scaling: Mapping[str, Any] | None) -> str:
@@ -32,6 +33,8 @@ def frequencies(spec: AttentionSpec, max_position: int) -> tuple[Tensor, float]:
     kind = scaling_kind(scaling)
     if kind == "linear":
         return plain / float(scaling["factor"]), 1.0
+    if kind == "factors":
+        return plain / torch.tensor(scaling["factors"], dtype=torch.float32), 1.0
     if kind == "llama3":
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":

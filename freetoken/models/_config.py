@@ -47,6 +47,8 @@ def rope_facts(read: ConfigReader, partial_default: float) -> tuple[float, float
     }
     for key in needed.get(kind, ()):
         read.require(isinstance(scaling.get(key), (int, float)), f"rope {kind} needs {key}")
+    if kind == "factors":
+        read.require(bool(scaling.get("factors")), "rope factors needs factors")
     if kind == "yarn" and not scaling.get("factor"):
         read.require(bool(scaling.get("original_max_position_embeddings")), "rope yarn needs factor")
     return float(theta), float(partial), None if kind == "default" else scaling

@@ -138,7 +138,7 @@ def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) ->
         for expert in range(moe.num_experts):
             parts = _fused_names(at) if fused else _split_names(at, expert)
             wanted = sink.codes(moe_layer)
-            if wanted and all(source.coding(n) == wanted for n in parts):
+            if wanted and reading.expert_coding(source, parts) == wanted:
                 sink.put_coded(moe_layer, expert, _coded_expert(source, parts, expert, moe.expert_size))
                 continue
             matrices = [reading.numbers(source, n, expert if fused else None) for n in parts]

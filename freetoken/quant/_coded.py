@@ -9,7 +9,7 @@ lossless and `unpack` inverts it; code order is native/coded.h's.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from freetoken.core.interfaces import CodedMatrix, WeightFormat
 from freetoken.core.units import align_up, ceil_div
 
 _ALIGN = 64
-GATE, UP, DOWN = "gate", "up", "down"
+GATE, UP, DOWN = MATRICES = ("gate", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,14 @@ class CodedFormat(WeightFormat):
                 raise not_finite(self.name, part.name)
 
     def tile_bytes(self, tile_width: int, hidden: int) -> int:
-        last = list(self.streams(tile_width, hidden))[-1]
+        return self.bytes_of(tile_width, hidden, MATRICES)
+
+    def bytes_of(self, w: int, h: int, matrices: Sequence[str]) -> int:
+        last = list(self.streams(w, h, matrices))[-1]
         return align_up(last.offset + last.num_bytes, _ALIGN)
 
-    def streams(self, w: int, h: int) -> Iterator[Stream]:
-        """The streams of a tile in order."""
+    def streams(self, w: int, h: int, matrices: Sequence[str] = MATRICES) -> Iterator[Stream]:
+        """The streams of a tile in order, of all its matrices or some."""
         if w % self.block or h % self.columns_multiple:
             raise WeightsError(
                 f"Experts of {h} x {w} columns can't be coded as {self.name}: it needs multiples of "
@@ -90,16 +93,17 @@ class CodedFormat(WeightFormat):
         at = 0
         for plane, bits in enumerate(self.planes):
             row = self._row_bytes(h, bits)
-            for matrix, size in ((GATE, w * row), (UP, w * row), (DOWN, w * h * bits // 8)):
+            for matrix in matrices:
+                size = w * h * bits // 8 if matrix == DOWN else w * row
                 yield Stream(matrix, None, at, size, w, h, plane)
                 at += align_up(size, _ALIGN)
         for part in self.parts:
             item = part.dtype.itemsize
             if not part.columns:
-                yield Stream("", part, at, 3 * item, 3, 1)
-                at += align_up(3 * item, _ALIGN)
+                yield Stream("", part, at, len(matrices) * item, len(matrices), 1)
+                at += align_up(len(matrices) * item, _ALIGN)
                 continue
-            for matrix in (GATE, UP, DOWN):
+            for matrix in matrices:
                 tall, wide = (part.columns, part.rows) if matrix == DOWN else (part.rows, part.columns)
                 height, width = ceil_div(w, tall), ceil_div(h, wide)
                 yield Stream(matrix, part, at, height * width * item, height, width)
@@ -111,18 +115,25 @@ class CodedFormat(WeightFormat):
     def pack_coded(
         self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
     ) -> None:
-        gate, up, down = matrices
-        a, b = tile * tile_width, (tile + 1) * tile_width
-        self.pack(self._cut(gate, a, b, -2), self._cut(up, a, b, -2), self._cut(down, a, b, -1), out)
+        self.pack_some(dict(zip(MATRICES, matrices, strict=True)), tile, tile_width, out)
+
+    def pack_some(self, matrices: Mapping[str, CodedMatrix], tile: int, w: int, out: Tensor) -> None:
+        """Write tile `tile` of some of an expert's matrices, which come whole."""
+        a, b = tile * w, (tile + 1) * w
+        axes = {GATE: -2, UP: -2, DOWN: -1}
+        self._write({name: self._cut(m, a, b, axes[name]) for name, m in matrices.items()}, out)
 
     def pack(self, gate: CodedMatrix, up: CodedMatrix, down: CodedMatrix, out: Tensor) -> None:
         """Write one tile: gate, up [w, H] and down [H, w] in coded form; `out` uint8 [tile_bytes]."""
-        matrices = {GATE: gate, UP: up, DOWN: down}
+        self._write({GATE: gate, UP: up, DOWN: down}, out)
+
+    def _write(self, matrices: Mapping[str, CodedMatrix], out: Tensor) -> None:
         for coded in matrices.values():
             self.refuse(coded)
         out.zero_()
-        w, h = gate["codes"].shape
-        for one in self.streams(w, h):
+        name, first = next(iter(matrices.items()))
+        w, h = first["codes"].mT.shape if name == DOWN else first["codes"].shape
+        for one in self.streams(w, h, tuple(matrices)):
             if one.part is None:
                 body = self._pack_plane(one, matrices[one.matrix]["codes"])
             elif not one.part.columns:
@@ -135,8 +146,15 @@ class CodedFormat(WeightFormat):
 
     def unpack(self, tiles: Tensor, w: int, h: int) -> tuple[CodedMatrix, CodedMatrix, CodedMatrix]:
         """uint8 [.., tile_bytes] back to gate, up [.., w, H] and down [.., H, w] in coded form."""
-        found: dict[str, dict[str, Tensor]] = {GATE: {}, UP: {}, DOWN: {}}
-        for one in self.streams(w, h):
+        found = self.unpack_some(tiles, w, h, MATRICES)
+        return found[GATE], found[UP], found[DOWN]
+
+    def unpack_some(
+        self, tiles: Tensor, w: int, h: int, matrices: Sequence[str]
+    ) -> Mapping[str, CodedMatrix]:
+        """The inverse of `pack_some`: each matrix by its name."""
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in matrices}
+        for one in self.streams(w, h, matrices):
             raw = tiles[..., one.offset : one.offset + one.num_bytes]
             if one.part is None:
                 codes = self._unpack_plane(one, raw)
@@ -148,7 +166,7 @@ class CodedFormat(WeightFormat):
                     found[matrix][one.part.name] = values[..., i : i + 1, :]
             else:
                 found[one.matrix][one.part.name] = values.mT if one.matrix == DOWN else values
-        return found[GATE], found[UP], found[DOWN]
+        return found
 
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         gate, up, down = (self.decode(m) for m in self.unpack(tiles, tile_width, hidden))

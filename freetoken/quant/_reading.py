@@ -8,19 +8,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from freetoken.core import choices
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import CodedMatrix, WeightFormat, WeightSource
+from freetoken.core.weights import BLOCKS, CodedMatrix, WeightFormat, WeightSource
+from freetoken.quant._coded import CodedFormat
+from freetoken.quant._mixed import JOIN, MixedFormat, joined_name, split_name
+
+T = TypeVar("T")
 
 
 @functools.cache
 def find(name: str) -> WeightFormat:
-    """The format of that name."""
+    """The format of that name; of several joined by plus, the one that mixes them."""
+    if JOIN in name:
+        return _mixed(name, [find(part) for part in split_name(name)])
     fmt: WeightFormat = choices.load("freetoken.quant", name).FORMAT
     return fmt
+
+
+def _mixed(what: str, formats: Sequence[WeightFormat]) -> WeightFormat:
+    coded = [fmt for fmt in formats if isinstance(fmt, CodedFormat)]
+    if len(coded) == len(formats):
+        return MixedFormat(coded)
+    raise WeightsError(
+        f"One expert's matrices are coded in different ways that can't share a record: {what}.",
+        code="unknown_weight_format",
+        hint="Use a checkpoint whose gate, up and down are all coded, or all plain.",
+    )
 
 
 def numbers(source: WeightSource, name: str, index: int | None = None) -> Tensor:
@@ -29,15 +47,18 @@ def numbers(source: WeightSource, name: str, index: int | None = None) -> Tensor
     index   one matrix of a stack [n, rows, K]; the rest is not read
     """
     if coding := source.coding(name):
-        return find(coding).decode(codes(source, name, index))
+        stored = find(coding).decode(codes(source, name, index))
+        columns = source.columns(name)
+        return stored if columns is None else stored[..., columns.argsort()]
     return source.read(name) if index is None else source.read_rows(name, index, index + 1)[0]
 
 
 def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:
     """A coded matrix as it is. WeightsError with its name if a scale is not a number."""
-    coded = source.read_coded(name, index)
+    fmt, coded = find(source.coding(name)), source.read_coded(name, index)
     try:
-        find(source.coding(name)).refuse(coded)
+        coded = fmt.from_gguf(coded[BLOCKS]) if BLOCKS in coded else coded
+        fmt.refuse(coded)
     except WeightsError as error:
         raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
     return coded
@@ -68,16 +89,26 @@ def _rows(name: str, part: Tensor, some: slice, count: int) -> Tensor:
 
 
 def of_expert(source: WeightSource, names: Sequence[str]) -> WeightFormat:
-    """The format that holds one expert's tensors as they are. WeightsError names those that none holds."""
-    found = {name: _format_of(source, name) for name in names}
-    if len({fmt.name for fmt in found.values()}) > 1:
-        raise WeightsError(
-            "One expert's matrices are coded in different ways: "
-            f"{', '.join(f'{name} is {fmt.name}' for name, fmt in found.items())}.",
-            code="unknown_weight_format",
-            hint="Use a checkpoint whose gate, up and down share a format.",
-        )
-    return found[names[0]]
+    """The format that holds one expert's tensors as they are. WeightsError names those that none holds.
+
+    names   gate, up and down; or gate and up in one, and down
+    """
+    found = [_format_of(source, name) for name in names]
+    if len({fmt.name for fmt in found}) == 1:
+        return found[0]
+    what = ", ".join(f"{name} is {fmt.name}" for name, fmt in zip(names, found, strict=True))
+    return _mixed(what, _three(found))
+
+
+def expert_coding(source: WeightSource, names: Sequence[str]) -> str:
+    """The name of the format whose codes an expert's tensors are; empty if one of them is plain."""
+    codings = [source.coding(name) for name in names]
+    return joined_name(_three(codings)) if all(codings) else ""
+
+
+def _three(parts: Sequence[T]) -> Sequence[T]:
+    """Of gate, up and down, where gate and up may be one."""
+    return (parts[0], *parts) if len(parts) == 2 else parts
 
 
 def _format_of(source: WeightSource, name: str) -> WeightFormat:

@@ -1,4 +1,4 @@
-"""A checkpoint directory as one opened thing: config, generation defaults, tensors.
+"""A checkpoint as one opened thing, a directory or a GGUF file: config, generation defaults, tensors.
 
 Knows no family: the raw config goes to whoever reads its `model_type`. Every fault of the directory is
 a WeightsError with a stable code that names the file.
@@ -14,10 +14,14 @@ from typing import Any
 
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.log import logger
+from freetoken.weights.gguf_config import config_of, generation_of
+from freetoken.weights.gguf_source import GgufSource
+from freetoken.weights.gguf_split import GgufModel, models_in
 from freetoken.weights.names import CanonicalSource
 from freetoken.weights.quantised import with_plain_names
 from freetoken.weights.safetensors import open_directory
 
+GGUF = ".gguf"
 _log = logger("weights")
 
 
@@ -25,6 +29,8 @@ _log = logger("weights")
 class Checkpoint:
     """config.json and generation_config.json as read, and the tensors under canonical names.
 
+    path      the directory, or the first GGUF file
+    metadata  a GGUF file's keys, its vocabulary and templates among them; empty for a directory
     skipped   stored names of parts that a text model doesn't use
     """
 
@@ -32,6 +38,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     source: CanonicalSource
     generation: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model_type(self) -> str:
@@ -46,14 +53,16 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face checkpoint directory; nothing but headers is read yet."""
+    """Open a Hugging Face checkpoint directory or a GGUF file; nothing but headers is read yet."""
     try:
         directory = _directory(Path(path).expanduser())
+        if directory.suffix == GGUF and directory.is_file():
+            return _open_gguf(directory)
     except (OSError, RuntimeError) as error:  # a name too long, no right to look, no such home
         raise WeightsError(
-            f"The model's folder can't be looked into: {error}.",
+            f"The model can't be looked into: {error}.",
             code="unknown_path",
-            hint="--model takes a directory with config.json.",
+            hint="--model takes a directory with config.json, or a .gguf file.",
         ) from error
     config = _read_json(directory / "config.json")
     if "model_type" not in config:
@@ -71,27 +80,33 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(directory, config, source, generation)
 
 
+def _open_gguf(path: Path) -> Checkpoint:
+    model = GgufModel(path)
+    config = config_of(model)
+    source = CanonicalSource(GgufSource(model, config))
+    return Checkpoint(model.path, config, source, generation_of(model), model.metadata)
+
+
 def _directory(path: Path) -> Path:
-    if path.suffix == ".gguf":
-        raise WeightsError(
-            f"{path.name} is a GGUF file, which this version does not read.",
-            code="unsupported_container",
-            hint="Use the model's safetensors folder.",
-        )
+    """The directory of a safetensors checkpoint, or a file of a GGUF model."""
     if path.is_file():
+        if path.suffix == GGUF:
+            return path
         path = path.parent
     if not path.is_dir():
         parent = next((p for p in path.parents if p.is_dir()), Path("."))
         # A name is near only where nothing but the last part of the path is wrong.
         inside = parent.iterdir() if parent == path.parent else ()
-        near = nearest(path.name, (p.name for p in inside if p.is_dir()))
+        near = nearest(path.name, (p.name for p in inside if p.is_dir() or p.suffix == GGUF))
         raise WeightsError(
             f"There is no model at {path}.",
             code="unknown_path",
             hint=near
             or _fetch_hint(path)
-            or f"Look into {parent}; --model takes a directory with config.json.",
+            or f"Look into {parent}; --model takes a directory with config.json, or a .gguf file.",
         )
+    if not any(path.glob("*.safetensors")) and (found := models_in(path)):
+        return _only(found)
     if not (path / "config.json").is_file():
         models = sorted(p.parent.name for p in path.glob("*/config.json"))
         raise WeightsError(
@@ -102,6 +117,16 @@ def _directory(path: Path) -> Path:
             else "Point --model at a checkpoint directory.",
         )
     return path
+
+
+def _only(models: list[Path]) -> Path:
+    if len(models) == 1:
+        return models[0]
+    raise WeightsError(
+        f"{models[0].parent} holds {len(models)} GGUF models.",
+        code="missing_config",
+        hint=f"Name one of them: {', '.join(m.name for m in models)}.",
+    )
 
 
 def _fetch_hint(path: Path) -> str:

@@ -85,6 +85,9 @@ class CanonicalSource(WeightSource):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         return self._source.read_coded(self._stored.get(name, name), index)
 
+    def columns(self, name: str) -> Tensor | None:
+        return self._source.columns(self._stored.get(name, name))
+
     def stored_bytes(self, name: str) -> int:
         return self._source.stored_bytes(self._stored.get(name, name))
 

@@ -87,10 +87,11 @@ def test_an_unknown_path_lists_near_names(tmp_path: Path) -> None:
     assert caught.value.code == "unknown_path" and caught.value.hint
 
 
-def test_a_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_gguf_file_that_is_not_there_lists_near_ones(tmp_path: Path) -> None:
+    (tmp_path / "model-Q4_K_S.gguf").touch()
     with pytest.raises(WeightsError) as e:
         open_checkpoint(tmp_path / "model-Q4_K_M.gguf")
-    assert e.value.code == "unsupported_container" and "safetensors" in e.value.hint
+    assert e.value.code == "unknown_path" and "model-Q4_K_S.gguf" in e.value.hint
 
 
 def test_a_directory_of_models_names_those_inside(tmp_path: Path) -> None:
