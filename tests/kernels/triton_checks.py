@@ -18,6 +18,8 @@ from freetoken.kernels.causal_conv import triton as causal_conv
 from freetoken.kernels.delta_decode import Inputs, Layer
 from freetoken.kernels.delta_decode import reference as delta_reference
 from freetoken.kernels.delta_decode import triton as delta_decode
+from freetoken.kernels.gated_delta import reference as gated_reference
+from freetoken.kernels.gated_delta import triton as gated_delta
 from freetoken.kernels.linear import reference as linear_reference
 from freetoken.kernels.linear import triton as linear
 from freetoken.kernels.norm_linear import triton as norm_linear
@@ -284,3 +286,27 @@ def test_delta_decode(heads: tuple[int, int, int, int], dtype: torch.dtype) -> N
         delta_reference.gated_norm(out, inputs, layer),
         2 * ROUND[dtype],
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "cuts"),
+    [
+        (130, (1, 12, 2, 20), (1, 70, 129)),
+        (64, (2, 16, 2, 16), ()),
+        *big((9000, (16, 128, 32, 128), (17, 4000))),
+    ],
+)
+def test_chunked_delta_rule(length: int, heads: tuple[int, ...], cuts: tuple[int, ...]) -> None:
+    k_heads, k_dim, v_heads, v_dim = heads
+    both = rand(length, 2, k_heads, k_dim + 1)
+    # Keys that hardly differ and hardly fade: where powers of the system would lose all digits.
+    k = both[:, 0, :, :k_dim] * 0.05 + 1.0 if length == 130 else both[:, 0, :, :k_dim]
+    q, v, g = both[:, 1, :, :k_dim], rand(length, v_heads, v_dim, seed=1), rand(length, v_heads, seed=2)
+    inputs = (q, k, v, -g.abs() * 0.01, torch.sigmoid(rand(length, v_heads, seed=3) + 2.0))
+    ours = rand(v_heads, k_dim, v_dim, seed=4)
+    want = ours.clone()
+    # Products on a card are tf32: eleven bits.
+    bound = 1e-4 if INTERPRETED else 5e-3
+    out = gated_delta.chunked(inputs, ours, cuts, 64)
+    close(out, gated_reference.chunked(inputs, want, cuts, 64), bound)
+    close(ours, want, bound)

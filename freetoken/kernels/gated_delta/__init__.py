@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.gated_delta import reference
+from freetoken.kernels.gated_delta import reference, triton
 
-MAKERS = (reference,)
+MAKERS = (reference, triton)
 CHUNK = 64
 
 
