@@ -5,7 +5,7 @@ A chunk of up to 64 tokens obeys (I + A) u = beta (v - exp(c) k S), see referenc
     invert          T in place of A: 16 x 16 blocks by substitution, then merged; no power of A, which
                     would lose its digits to cancellation                "
     chunk_parts     base = T beta v,  factor = T beta exp(c) k           "
-    walk_states     update = base - factor S;  S = exp(c_last) S + ...   every head and run of columns; in order
+    walk_states     update = base - factor S;  S = exp(c_last) S + ...   every head and run of columns
     chunk_outputs   exp(c) q S + (q k^T, decayed, causal) update         every chunk and head by itself
 All in float32, products as tf32 (A and T as three of them).
 """
@@ -37,8 +37,8 @@ def _rows(pointer, token, used, row_stride, dim, D: tl.constexpr):
 
 @jit
 def chunk_system(
-    k, g, beta, starts, sums, lengths, system, k_stride, H, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    BD: tl.constexpr, CHUNK: tl.constexpr,
+    k, g, beta, starts, sums, lengths, system, k_stride, H,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     chunk, head = tl.program_id(0), tl.program_id(1)
     token, used = _tokens(starts, chunk, CHUNK)
