@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-CHECKS = Path(__file__).with_name("triton_checks.py")
+CHECKS = sorted(Path(__file__).parent.glob("triton_*checks.py"))
 
 
 def run_checks(**environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, CHECKS)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=900)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
