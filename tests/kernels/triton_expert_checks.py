@@ -25,7 +25,9 @@ def routing(rows: int, experts: int, top_k: int) -> Tensor:
     return ids
 
 
-@pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 4, 1), (40, 6, 3), *big((3000, 128, 8), (700, 512, 10))])
+@pytest.mark.parametrize(
+    ("rows", "experts", "top_k"), [(1, 4, 1), (40, 6, 3), *big((3000, 128, 8), (700, 512, 10))]
+)
 def test_routes_are_sorted(rows: int, experts: int, top_k: int) -> None:
     ids = routing(rows, experts, top_k)
     ours = grouped.sort_routes(ids.to(PLACE), experts)

@@ -44,6 +44,8 @@ def convolve(
         )
         if K > 1:
             new = new.to(state.dtype.element_ty)
+        # Only the first rows look back into the state, whose taps lie side by side: narrow loads.
+        if tl.program_id(0) * BT + tap < K - 1:
             old = tl.load(
                 state + seq * state_outer + channel[None, :] * (K - 1) + (source + (K - 1))[:, None],
                 mask=(source < 0)[:, None] & real,

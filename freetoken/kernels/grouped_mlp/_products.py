@@ -48,7 +48,7 @@ def _weights(records, expert, offset, like):
 @jit(varying=("low", "high"))
 def expert_middle(
     x, order, owner, first, records, middle, low, high, x_stride,
-    K: tl.constexpr, H: tl.constexpr, I: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr,
     START: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     OFFSET: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +66,7 @@ def expert_middle(
         place = (column // W) * (TILE // 2) + (column % W) * H
         g_at = base + place[None, :] + k[:, None]
         u_at = g_at + W * H
-        real = (column < I)[None, :]
+        real = (column < SIZE)[None, :]
         g = tl.zeros([BM, BN], tl.float32)
         u = tl.zeros([BM, BN], tl.float32)
         for h in range(0, H, BK):
@@ -82,17 +82,17 @@ def expert_middle(
         if BIAS > 0:
             b_at = _weights(records, tl.load(owner + block), START + BIAS, tl.float32)
             b_at += (column // W) * (TILE // 4) + column % W
-            g += tl.load(b_at, mask=column < I, other=0.0)[None, :]
-            u += tl.load(b_at + W, mask=column < I, other=0.0)[None, :]
+            g += tl.load(b_at, mask=column < SIZE, other=0.0)[None, :]
+            u += tl.load(b_at + W, mask=column < SIZE, other=0.0)[None, :]
         y = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(dtype)
-        to = middle + ((block - start) * BM + line).to(tl.int64)[:, None] * I + column[None, :]
+        to = middle + ((block - start) * BM + line).to(tl.int64)[:, None] * SIZE + column[None, :]
         tl.store(to, y, mask=real)
 
 
 @jit(varying=("low", "high"))
 def expert_down(
     middle, owner, first, records, z, low, high, from_column, z_stride,
-    H: tl.constexpr, I: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr, START: tl.constexpr,
+    H: tl.constexpr, SIZE: tl.constexpr, W: tl.constexpr, TILE: tl.constexpr, START: tl.constexpr,
     BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     start = tl.load(first + low)
@@ -105,18 +105,18 @@ def expert_down(
         here = (tl.program_id(0) % COLUMNS) * BN + tl.arange(0, BN)
         column = from_column + here
         k = tl.arange(0, BK)
-        m_at = middle + line[:, None] * I + k[None, :]
+        m_at = middle + line[:, None] * SIZE + k[None, :]
         real = (column < H)[None, :]
         total = tl.zeros([BM, BN], tl.float32)
-        for i in range(0, I, BK):
+        for i in range(0, SIZE, BK):
             row = i + k
             d_at = base + ((row // W) * (TILE // 2) + (row % W) * H)[:, None] + column[None, :]
-            if I % BK == 0:
+            if SIZE % BK == 0:
                 m = tl.load(m_at + i)
                 d = tl.load(d_at, mask=real, other=0.0)
             else:
-                m = tl.load(m_at + i, mask=(row < I)[None, :], other=0.0)
-                d = tl.load(d_at, mask=real & (row < I)[:, None], other=0.0)
+                m = tl.load(m_at + i, mask=(row < SIZE)[None, :], other=0.0)
+                d = tl.load(d_at, mask=real & (row < SIZE)[:, None], other=0.0)
             total = tl.dot(m, d, total)
         if BIAS > 0:
             b_at = _weights(records, expert, 0, tl.float32) + column
@@ -177,9 +177,17 @@ def plan(
     one, two = blocks_of(bm, where)
     middle = torch.empty(blocks * bm, size, dtype=x.dtype, device=x.device)
     act = form.activation
-    lay = {"W": form.tile_width, "TILE": form.tile_bytes, "START": form.tiles_offset, "BIAS": form.bias_offset}
-    consts = lay | {"K": top_k, "H": hidden, "I": size, "KIND": KINDS[act.name], "ALPHA": float(act.alpha)}
-    consts |= {"LIMIT": float(act.limit) if math.isfinite(act.limit) else None, "OFFSET": float(act.up_offset)}
+    lay = {
+        "W": form.tile_width,
+        "TILE": form.tile_bytes,
+        "START": form.tiles_offset,
+        "BIAS": form.bias_offset,
+    }
+    consts = lay | {"K": top_k, "H": hidden, "SIZE": size, "KIND": KINDS[act.name], "ALPHA": float(act.alpha)}
+    consts |= {
+        "LIMIT": float(act.limit) if math.isfinite(act.limit) else None,
+        "OFFSET": float(act.up_offset),
+    }
     consts |= {"BM": bm, "BN": one[0], "BK": one[1], "COLUMNS": -(-size // one[0])}
     facts = (routes.first, records)
     args = (x, routes.order, routes.owner, *facts, middle, *span, x.stride(0))
@@ -190,7 +198,7 @@ def plan(
     z = torch.empty(blocks * bm, width, dtype=torch.float32, device=x.device)
     for column in range(0, hidden, width):
         here = min(width, hidden - column)
-        consts = lay | {"H": hidden, "I": size, "BM": bm, "BN": two[0], "BK": two[1]}
+        consts = lay | {"H": hidden, "SIZE": size, "BM": bm, "BN": two[0], "BK": two[1]}
         consts |= {"COLUMNS": -(-here // two[0])}
         args = (middle, routes.owner, *facts, z, *span, column, width)
         found.append(Launch(expert_down, (blocks * consts["COLUMNS"],), args, consts, two[2], two[3]))

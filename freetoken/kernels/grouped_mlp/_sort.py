@@ -77,9 +77,7 @@ def plan(ids: Tensor, num_experts: int, block: int) -> tuple[Routes, list[Launch
 
     blocks = most_blocks(rows, top_k, num_experts, block)
     counts, first = ints(num_experts), ints(num_experts + 1)
-    routes = Routes(
-        ids, ints(blocks * block), ints(rows * top_k), first, ints(blocks), block, num_experts
-    )
+    routes = Routes(ids, ints(blocks * block), ints(rows * top_k), first, ints(blocks), block, num_experts)
     tall = min(512, max(16, power_of_two(rows)))
     consts = {"K": top_k, "KP": power_of_two(top_k), "BT": tall}
     every = {"E": num_experts, "EP": power_of_two(num_experts), "BM": block}
