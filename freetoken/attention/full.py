@@ -7,6 +7,8 @@ dead rows write to the dummy page only and read nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,24 @@ PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def state_spec(spec: AttentionSpec, num_layers: int, page_size: int, dtype: torch.dtype) -> StateSpec:
     unit_bytes = num_layers * 2 * page_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    return StateSpec(kind=KIND, unit="page", unit_bytes=unit_bytes, window=spec.window, page_sizes=PAGE_SIZES)
+    return StateSpec(kind=KIND, unit="page", unit_bytes=unit_bytes, page_sizes=PAGE_SIZES)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """What one layer's attention does with a joined projection.
+
+    norms    (float32 [D] for queries, for keys, eps), or None
+    angles   (cos, sin) of every position, float32 [max_position, r] each
+    window   how many last tokens are seen, None = all
+    sinks    float32 [N] or None
+    """
+
+    heads: Heads
+    norms: tuple[Tensor, Tensor, float] | None
+    angles: tuple[Tensor, Tensor]
+    window: int | None = None
+    sinks: Tensor | None = None
 
 
 class FullAttention:
@@ -48,28 +67,18 @@ class FullAttention:
             self._generation = self.pool.generation
         return self._pages
 
-    def store(
-        self,
-        layer: int,
-        qkv: Tensor,
-        heads: Heads,
-        norms: tuple[Tensor, Tensor, float] | None,
-        angles: tuple[Tensor, Tensor],
-        batch: Batch,
-    ) -> Tensor:
-        """Norm and rotate a joined projection, write k and v, return q [T, N, D]."""
+    def mix(self, layer: int, qkv: Tensor, kind: Softmax, batch: Batch) -> Tensor:
+        """Write the keys and values of a joined projection and attend: [T, N, D]; dead rows give zeros."""
+        pages = self.pages()[:, layer]
         place = Place(batch.positions, batch.seq_of, batch.live, batch.page_table)
-        return rope_store(qkv, heads, norms, angles, self.pages()[:, layer], place)
-
-    def attend(self, layer: int, q: Tensor, batch: Batch) -> Tensor:
-        """[T, N, D] for q [T, N, D], whose k and v are stored; dead rows give zeros."""
-        pages, window = self.pages()[:, layer], self.spec.window
+        q = rope_store(qkv, kind.heads, kind.norms, kind.angles, pages, place)
         if batch.is_decode and not self.numerics.exact:
-            return attend_decode(q, pages, batch.page_table, batch.context, self.scale, window)
+            table, context = batch.page_table, batch.context
+            return attend_decode(q, pages, table, context, self.scale, kind.window, kind.sinks)
         out = torch.zeros_like(q)
         run = attend_exact if self.numerics.exact else attend
         for i in range(len(batch.segments)):
             start, stop, length = batch.query_start[i], batch.query_start[i + 1], batch.context_len[i]
             table = batch.page_table[i, : ceil_div(length, self.page_size)]
-            out[start:stop] = run(q[start:stop], pages, table, length, self.scale, window)
+            out[start:stop] = run(q[start:stop], pages, table, length, self.scale, kind.window, kind.sinks)
         return out

@@ -141,7 +141,5 @@ class GatedDelta:
 
 
 def _saves_within(segment: Segment) -> list[tuple[int, int]]:
-    """(rows of the segment before it, state slot) of each copy wanted here; sub-chunks carry them all."""
-    rows = len(segment.token_ids)
-    offsets = ((position - segment.start, copy) for position, copy in segment.saves)
-    return [(offset, copy) for offset, copy in offsets if 0 < offset <= rows]
+    """(rows of the segment before it, state slot) of each copy wanted here."""
+    return [(position - segment.start, copy) for position, copy in segment.saves_within()]

@@ -47,6 +47,11 @@ class Segment:
     request: int = -1
     is_decode: bool = False
 
+    def saves_within(self) -> list[tuple[int, int]]:
+        """The `saves` that these tokens reach; the sub-chunks of a prefill job carry them all."""
+        end = self.start + len(self.token_ids)
+        return [(position, copy) for position, copy in self.saves if self.start < position <= end]
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -31,6 +31,7 @@ def mixer(config: ModelConfig, layer: int, tokens: int, context: int) -> tuple[f
         flops += 6.0 * tokens * d.num_v_heads * d.k_dim * d.v_dim
     elif config.attention:
         a = config.attention
+        context = min(context, config.layers[layer].window or context)
         num_bytes += 4.0 * a.num_kv_heads * a.head_dim * context
         flops += 4.0 * a.num_heads * a.head_dim * context * tokens
     return num_bytes, flops

@@ -412,6 +412,13 @@ class ModelFamily(abc.ABC):
     @abc.abstractmethod
     def read_config(self, raw: Mapping[str, Any]) -> ModelConfig: ...
 
+    def place_windows(self, config: ModelConfig, wish: str) -> tuple[ModelConfig, str]:
+        """Decide where windowed layers keep their keys and values (`auto`, `states`, `pages`), and say why.
+
+        Returns the config with that decision and one line for the plan, empty if there are no windows.
+        """
+        return config, ""
+
     @abc.abstractmethod
     def state_specs(
         self, config: ModelConfig, page_size: int, dtype: torch.dtype

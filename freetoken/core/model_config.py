@@ -21,6 +21,7 @@ class AttentionSpec:
     """Softmax attention. `rotary_dim` of `head_dim` is rotated; `gated` multiplies by sigmoid(gate).
 
     bias, out_bias   biases on q, k and v; on the output
+    sinks            each head has a logit of its own in the softmax, without a value
     """
 
     num_heads: int
@@ -33,7 +34,7 @@ class AttentionSpec:
     bias: bool = False
     out_bias: bool = False
     rope_scaling: Mapping[str, Any] | None = None
-    window: int | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Activation:
 class MoESpec:
     """Routed experts of one MoE layer. `shared_size` 0 means no shared expert.
 
-    bias    gate, up and down of every expert have one
+    bias    gate, up and down of every expert have one; router_bias: each expert's logit has one
     """
 
     num_experts: int
@@ -79,14 +80,19 @@ class MoESpec:
     shared_size: int = 0
     activation: Activation = Activation()
     bias: bool = False
+    router_bias: bool = False
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One decoder layer: the mixer's kind (an attention choice) and the MLP's (`moe` or `dense`)."""
+    """One decoder layer: the mixer's kind (an attention choice) and the MLP's (`moe` or `dense`).
+
+    window   how many last tokens softmax attention sees, itself included; None = all
+    """
 
     mixer: str
     mlp: str
+    window: int | None = None
 
 
 @dataclass(frozen=True)

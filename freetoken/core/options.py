@@ -19,6 +19,7 @@ from freetoken.core.units import parse_bytes
 BACKENDS = ("auto", "fused", "offload", "cpu", "hybrid")
 DEVICES = ("auto", "cuda", "cpu", "sim")
 THINKING = ("auto", "on", "off")
+WINDOW_KV = ("auto", "states", "pages")
 _POSITIVE = 1e-3
 """Least value of a rate in GB/s: zero would stop the simulated clock."""
 
@@ -99,6 +100,13 @@ class Options:
         int, "KV capacity in tokens (default: what memory allows)", "memory", bounds=(2,)
     )
     page_size: int | None = _opt(int, "tokens a KV page", "memory", bounds=(1,))
+    window_kv: str = _opt(
+        str,
+        "where sliding-window layers keep their keys and values: a state each request, or the KV pages",
+        "memory",
+        default="auto",
+        choices=WINDOW_KV,
+    )
     prefix_cache: bool = _opt("flag", "reuse what earlier prompts have computed", "memory", default=True)
     checkpoint_memory: int | None = _opt(
         "bytes",

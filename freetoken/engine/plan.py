@@ -39,6 +39,7 @@ class Facts:
     """What was found: the model's sizes, the device's and the host's memory.
 
     owns_memory   the device has memory of its own behind a link
+    notes         decisions that were taken while reading headers
     min_slots     fewest usable slots that a prefill ring and one fill need
     in_host_memory  the device's memory is host memory
     free_bytes    device memory that may be used (host memory where owns_memory is False)
@@ -59,6 +60,7 @@ class Facts:
     run_ahead: bool
     min_slots: int
     host_limited_by: str = "RAM"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Plan:
 
 def make_plan(options: Options, facts: Facts) -> Plan:
     """Decide everything. ConfigError for contradictions, CapacityError with the sum if it can't fit."""
-    reasons: list[str] = []
+    reasons: list[str] = [*facts.notes]
     page_size = facts.sizes.page_size
     _check_contradictions(options)
     limit = _context_limit(options, facts, reasons)

@@ -49,6 +49,7 @@ class Parts:
     formats: tuple[WeightFormat, ...]
     specs: tuple[StateSpec, ...]
     progress: Progress
+    notes: tuple[str, ...] = ()
 
     @property
     def page_size(self) -> int:
@@ -61,6 +62,7 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
     family = find_family(checkpoint.model_type)
     config = family.read_config(checkpoint.config)
     family.check(config, checkpoint.source)
+    config, note = family.place_windows(config, options.window_kv)
     numerics = _numerics(options, config)
     specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
     _check_page_size(options, specs)
@@ -74,6 +76,7 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
         formats=_expert_formats(family, config, checkpoint.source),
         specs=specs,
         progress=progress,
+        notes=(note,) if note else (),
     )
 
 
@@ -195,4 +198,5 @@ def gather_facts(parts: Parts, name: str) -> Facts:
         has_states=any(s.unit == "state" for s in parts.specs),
         run_ahead=device.run_ahead,
         min_slots=MIN_SLOTS,
+        notes=parts.notes,
     )

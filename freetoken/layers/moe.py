@@ -10,29 +10,39 @@ from torch import Tensor
 
 from freetoken.core.interfaces import Routing
 from freetoken.kernels.activation import sigmoid
-from freetoken.kernels.linear import linear_exact
+from freetoken.kernels.linear import linear, linear_exact
 from freetoken.kernels.router import choose_experts, route
 from freetoken.layers.mlp import GatedMLP
 from freetoken.layers.norm import RMSNorm
 
 
 class Router:
-    """Norm, then softmax router in float32: weight [E, H]; `normalise` makes the weights sum to one."""
+    """Norm, then softmax router in float32: weight [E, H], bias float32 [E] or None.
+
+    normalise   the weights sum to one
+    """
 
     def __init__(
-        self, norm: RMSNorm, weight: Tensor, top_k: int, normalise: bool, *, exact: bool = False
+        self,
+        norm: RMSNorm,
+        weight: Tensor,
+        top_k: int,
+        normalise: bool,
+        *,
+        bias: Tensor | None = None,
+        exact: bool = False,
     ) -> None:
         self.norm = norm
-        self.weight = weight.float().contiguous()
+        self.weight, self.bias = weight.float().contiguous(), bias
         self.top_k = top_k
         self.normalise = normalise
         self.exact = exact
 
     def __call__(self, h: Tensor, live: Tensor) -> tuple[Tensor, Routing]:
         """The normed x [T, H] of h [T, H], and where its rows go; live bool [T]."""
-        if self.exact:
+        if self.exact or self.bias is not None:
             x = self.norm(h)
-            logits = linear_exact(x.float(), self.weight)
+            logits = (linear_exact if self.exact else linear)(x.float(), self.weight, self.bias)
             return x, Routing(*choose_experts(logits, self.top_k, self.normalise, live))
         norm = self.norm
         x, ids, weights = route(h, norm.weight, norm.eps, self.weight, self.top_k, self.normalise, live)

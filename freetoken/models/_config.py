@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from freetoken.core.model_config import ConfigReader
+from freetoken.core.model_config import ConfigReader, LayerSpec
 from freetoken.kernels import activation
 from freetoken.layers import rope
 
@@ -27,6 +27,11 @@ def activation_name(read: ConfigReader) -> str:
         name in activation.NAMES, f"hidden_act {name!r} is unknown, there are {', '.join(activation.NAMES)}"
     )
     return name
+
+
+def softmax_layer(mlp: str, window: int | None = None) -> LayerSpec:
+    """A layer of softmax attention over all tokens, or the last `window` ones."""
+    return LayerSpec("sliding" if window else "full", mlp, window)
 
 
 def rope_facts(read: ConfigReader, partial_default: float) -> tuple[float, float, Mapping[str, Any] | None]:

@@ -1,7 +1,8 @@
 """The decoder that the Qwen families share: norm, mixer, residual; norm, experts or MLP, residual.
 
 A family differs by its config, its tensor names and `norm_offset` (1.0 where norm weights are stored
-around zero). Every part tells the device what it costs; experts are charged by who computes them.
+around zero); it has checked the tensors before. Every part tells the device what it costs; experts are
+charged by who computes them.
 Invariant: a forward reads no device value on the host and keeps nothing but pages and states.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freetoken.attention import full, gated_delta
+from freetoken.attention import full, gated_delta, sliding
 from freetoken.core import cost
 from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
@@ -25,21 +26,54 @@ from freetoken.layers.moe import Router, SharedExpert
 from freetoken.layers.norm import RMSNorm
 from freetoken.layers.rope import Rope
 from freetoken.models._mixers import AttentionMixer, DeltaMixer
-from freetoken.models._tensors import LayerReader, check
+from freetoken.models._tensors import ROUTER, LayerReader
+
+WIDEST_RING = 1024
+"""Tokens. Some forty requests and checkpoints with such a ring hold what one page pool of 40k tokens does."""
+
+
+def place_windows(config: ModelConfig, wish: str) -> tuple[ModelConfig, str]:
+    """Where windowed layers keep their keys and values, and why: `ModelFamily.place_windows`.
+
+    A ring a request costs the window once and resumes at checkpoints; pages cost every token of the context
+    and resume anywhere. Wide windows would make each request pay for a context that it may never have, and
+    without a layer in pages there is nothing to hang checkpoints on.
+    """
+    if not config.num_mixers(sliding.KIND):
+        return config, ""
+    window, lonely = sliding.window_of(config), config.num_mixers(sliding.KIND) == config.num_layers
+    if wish == "states" and lonely:
+        raise ConfigError(
+            "Every layer of this model has a sliding window; they need KV pages.",
+            code="invalid_option",
+            hint="Leave --window-kv out.",
+            param="window_kv",
+        )
+    if wish == "pages" or (wish == "auto" and (lonely or window > WIDEST_RING)):
+        return sliding.in_pages(config), f"windows of {window} tokens lie in the KV pages: resumable anywhere"
+    return config, f"windows of {window} tokens are a state of each request: resumable at checkpoints"
 
 
 def state_specs(config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
-    """One spec per mixer kind that the model has: `kv` pages, then recurrent `state`."""
+    """One spec per mixer kind that the model has: `kv` pages, then `state`."""
     specs = []
+    assert not (config.num_mixers(sliding.KIND) and config.num_mixers(gated_delta.KIND)), "one kind a pool"
     if config.attention and config.num_mixers(full.KIND):
         specs.append(full.state_spec(config.attention, config.num_mixers(full.KIND), page_size, dtype))
+    if config.attention and (count := config.num_mixers(sliding.KIND)):
+        specs.append(sliding.state_spec(config.attention, count, sliding.window_of(config), dtype))
     if config.delta and config.num_mixers(gated_delta.KIND):
         specs.append(gated_delta.state_spec(config.delta, config.num_mixers(gated_delta.KIND), dtype))
     return tuple(specs)
 
 
 class Decoder(Model):
-    """A decoder-only language model with mixers and MLPs chosen per layer."""
+    """A decoder-only language model with mixers and MLPs chosen per layer.
+
+    router   what the family calls the router's tensors
+    """
+
+    router = ROUTER
 
     def __init__(
         self,
@@ -51,7 +85,6 @@ class Decoder(Model):
         *,
         norm_offset: float = 0.0,
     ) -> None:
-        check(config, source)
         if numerics.exact and numerics.dtype != torch.float32:
             raise ConfigError(
                 f"Exact mode computes in float32, not {numerics.dtype}.",
@@ -75,9 +108,16 @@ class Decoder(Model):
 
     def _make_storage(self, pools: Mapping[str, Pool]) -> None:
         config, place = self.config, self._device.torch_device
-        if config.attention and (count := config.num_mixers(full.KIND)):
+        self._softmax: dict[str, full.FullAttention | sliding.SlidingAttention] = {}
+        if config.attention:
             self._rope = Rope(config.attention, config.max_position, place)
-            self._kv = full.FullAttention(config.attention, count, self.numerics, pools["kv"])
+        if config.attention and (count := config.num_mixers(full.KIND)):
+            kv = full.FullAttention(config.attention, count, self.numerics, pools["kv"])
+            self._softmax[full.KIND] = kv
+        if config.attention and (count := config.num_mixers(sliding.KIND)):
+            window, states = sliding.window_of(config), pools["state"]
+            rings = sliding.SlidingAttention(config.attention, count, window, self.numerics, states)
+            self._softmax[sliding.KIND] = rings
         if config.delta and (count := config.num_mixers(gated_delta.KIND)):
             self._state = gated_delta.GatedDelta(config.delta, count, self.numerics, pools["state"])
 
@@ -86,17 +126,18 @@ class Decoder(Model):
         names = ("input_layernorm.weight", "post_attention_layernorm.weight")
         before, after = (RMSNorm(read(name), config.norm_eps, self._offset) for name in names)
         self._norms.append((before, after))
-        if config.layers[layer].mixer == full.KIND:
-            mixer = AttentionMixer(config, read, index, self._kv, self._rope, self._offset)
-            self._mixers.append(mixer)
+        storage = self._softmax.get(config.layers[layer].mixer)
+        if storage is not None:
+            self._mixers.append(AttentionMixer(config, read, index, storage, self._rope, self._offset))
         else:
             self._mixers.append(DeltaMixer(config, read, index, self._state))
         if moe is None or config.moe_layer_of[layer] < 0:
             self._routers.append(None)
             self._mlps.append(self._mlp(read, "mlp."))
             return
-        gate = read("mlp.gate.weight", torch.float32)
-        self._routers.append(Router(after, gate, moe.top_k, moe.norm_topk, exact=read.exact))
+        gate = read(f"{self.router}.weight", torch.float32)
+        bias = read(f"{self.router}.bias", torch.float32) if moe.router_bias else None
+        self._routers.append(Router(after, gate, moe.top_k, moe.norm_topk, bias=bias, exact=read.exact))
         shared = SharedExpert(self._mlp(read, "mlp.shared_expert.", gated=True)) if moe.shared_size else None
         self._mlps.append(shared)
 

@@ -5,24 +5,13 @@ A dense model has no experts: all of its layers are full attention and a gated M
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from freetoken.core.interfaces import (
-    Device,
-    ExpertSink,
-    Model,
-    ModelFamily,
-    Numerics,
-    Pool,
-    StateSpec,
-    WeightSource,
-)
-from freetoken.core.model_config import AttentionSpec, ConfigReader, LayerSpec, ModelConfig
-from freetoken.models import _config, _decoder, _tensors
+from freetoken.core.model_config import AttentionSpec, ConfigReader, ModelConfig
+from freetoken.models import _config
+from freetoken.models._family import DecoderFamily
 
 TINY: Mapping[str, Any] = {
     "vocab_size": 128,
@@ -58,7 +47,7 @@ class Switches:
     ties: bool = False
 
 
-class DenseFamily(ModelFamily):
+class DenseFamily(DecoderFamily):
     """A decoder of full attention and gated MLPs; a subclass names itself and sets the switches."""
 
     name: str
@@ -72,13 +61,13 @@ class DenseFamily(ModelFamily):
             family=self.name,
             vocab_size=read.read("vocab_size", int),
             hidden_size=hidden,
-            layers=(LayerSpec("full", "dense"),) * layers,
+            layers=tuple(_config.softmax_layer("dense", w) for w in self.windows(read, layers)),
             max_position=read.read("max_position_embeddings", int, default=32768),
             norm_eps=read.read("rms_norm_eps", float, default=1e-6),
             tie_embeddings=read.read("tie_word_embeddings", bool, default=self.switches.ties),
             dtype=_config.dtype_name(raw),
             eos_ids=_config.eos_ids(raw),
-            attention=self._attention(read, hidden, layers),
+            attention=self._attention(read, hidden),
             dense_size=read.read("intermediate_size", int),
             dense_bias=read.read("mlp_bias", bool, default=False),
             activation=_config.activation_name(read),
@@ -86,7 +75,7 @@ class DenseFamily(ModelFamily):
         read.finish()
         return config
 
-    def _attention(self, read: ConfigReader, hidden: int, layers: int) -> AttentionSpec:
+    def _attention(self, read: ConfigReader, hidden: int) -> AttentionSpec:
         own, heads = self.switches, read.read("num_attention_heads", int)
         head_dim = read.read("head_dim", int, default=own.head_dim or hidden // max(heads, 1))
         theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
@@ -101,39 +90,17 @@ class DenseFamily(ModelFamily):
             bias=biased,
             out_bias=biased and own.qkv_bias is None,
             rope_scaling=scaling,
-            window=self.window(read, layers),
         )
         read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
         return spec
 
-    def window(self, read: ConfigReader, layers: int) -> int | None:
-        """The sliding window of all layers, None = all tokens. Qwen's switches; others override.
+    def windows(self, read: ConfigReader, layers: int) -> Sequence[int | None]:
+        """Each layer's sliding window, None = all tokens. Qwen's switches; others override.
 
         `max_window_layers` counts the layers at the bottom that see everything.
         """
         if not read.read("use_sliding_window", bool, default=False):
-            return None
-        whole = read.read("max_window_layers", int, default=28)
-        if whole >= layers:
-            return None
-        read.require(whole == 0, f"max_window_layers is {whole}: windows in some layers only don't work here")
-        return int(read.read("sliding_window", int, default=4096))
-
-    def state_specs(self, config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
-        return _decoder.state_specs(config, page_size, dtype)
-
-    def build(
-        self,
-        config: ModelConfig,
-        source: WeightSource,
-        device: Device,
-        numerics: Numerics,
-        pools: Mapping[str, Pool],
-    ) -> Model:
-        return _decoder.Decoder(config, source, device, numerics, pools)
-
-    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
-        """There are none."""
-
-    def check(self, config: ModelConfig, source: WeightSource) -> None:
-        _tensors.check(config, source)
+            return [None] * layers
+        whole = min(read.read("max_window_layers", int, default=28), layers)
+        window = read.read("sliding_window", int, default=4096)
+        return [None] * whole + [window] * (layers - whole)

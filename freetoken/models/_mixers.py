@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freetoken.attention.full import FullAttention
+from freetoken.attention.full import FullAttention, Softmax
 from freetoken.attention.gated_delta import GatedDelta
+from freetoken.attention.sliding import SlidingAttention
 from freetoken.core.batch import Batch
 from freetoken.core.model_config import ModelConfig
 from freetoken.kernels.activation import sigmoid
@@ -23,7 +24,7 @@ from freetoken.models._tensors import LayerReader
 
 
 class AttentionMixer:
-    """Grouped-query attention; optionally normed q and k, biases, and a sigmoid gate on the output.
+    """Grouped-query attention; optionally normed q and k, biases, sinks, and a sigmoid gate on the output.
 
     With a gate, q_proj interleaves per head: D query rows, then D gate rows.
     """
@@ -33,7 +34,7 @@ class AttentionMixer:
         config: ModelConfig,
         read: LayerReader,
         layer: int,
-        storage: FullAttention,
+        storage: FullAttention | SlidingAttention,
         rope: Rope,
         norm_offset: float,
     ) -> None:
@@ -44,18 +45,20 @@ class AttentionMixer:
         self.qkv = Linear.join([read(name + ".weight") for name in names], biases, exact=read.exact)
         out_bias = read("self_attn.o_proj.bias") if spec.out_bias else None
         self.out = Linear(read("self_attn.o_proj.weight"), out_bias, exact=read.exact)
-        self.norms: tuple[Tensor, Tensor, float] | None = None
+        norms: tuple[Tensor, Tensor, float] | None = None
         if spec.qk_norm:
-            norms = [RMSNorm(read(f"self_attn.{x}_norm.weight"), config.norm_eps, norm_offset) for x in "qk"]
-            self.norms = (norms[0].weight, norms[1].weight, config.norm_eps)
+            both = [RMSNorm(read(f"self_attn.{x}_norm.weight"), config.norm_eps, norm_offset) for x in "qk"]
+            norms = (both[0].weight, both[1].weight, config.norm_eps)
         self.heads = Heads(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.gated)
-        self.layer, self.storage, self.rope = layer, storage, rope
+        sinks = read("self_attn.sinks", torch.float32) if spec.sinks else None
+        window = config.layers[read.layer].window
+        self.kind = Softmax(self.heads, norms, rope.tables, window, sinks)
+        self.layer, self.storage = layer, storage
 
     def __call__(self, h: Tensor, norm: RMSNorm, batch: Batch) -> Tensor:
         """h + attention of the normed h."""
         qkv = self.qkv.after(norm, h)
-        query = self.storage.store(self.layer, qkv, self.heads, self.norms, self.rope.tables, batch)
-        mixed = self.storage.attend(self.layer, query, batch)
+        mixed = self.storage.mix(self.layer, qkv, self.kind, batch)
         if self.heads.gated:
             width = 2 * self.heads.num * self.heads.dim
             gate = qkv[:, :width].unflatten(-1, (self.heads.num, -1))[..., self.heads.dim :]

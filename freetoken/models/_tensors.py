@@ -7,7 +7,7 @@ missing, unknown or ill-shaped tensor at once before the first byte is read.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from freetoken.quant import _reading as reading
 from freetoken.weights.names import check_tensors
 
 Shapes = dict[str, tuple[int, ...]]
+ROUTER = "mlp.gate"
 
 
 def prefix(layer: int) -> str:
@@ -40,6 +41,8 @@ def _attention(config: ModelConfig) -> Shapes:
         out |= {f"self_attn.{name}.bias": (rows,) for name, rows in sizes.items()}
     if spec.out_bias:
         out["self_attn.o_proj.bias"] = (hidden,)
+    if spec.sinks:
+        out["self_attn.sinks"] = (spec.num_heads,)
     if spec.qk_norm:
         out |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
     return out
@@ -62,7 +65,7 @@ def _delta(config: ModelConfig) -> Shapes:
     }
 
 
-_MIXERS = {"full": _attention, "gated_delta": _delta}
+_MIXERS = {"full": _attention, "sliding": _attention, "gated_delta": _delta}
 
 
 def _gated_mlp(name: str, size: int, hidden: int) -> Shapes:
@@ -73,7 +76,8 @@ def _gated_mlp(name: str, size: int, hidden: int) -> Shapes:
     }
 
 
-def _experts(config: ModelConfig, fused: bool) -> Shapes:
+def expert_shapes(config: ModelConfig, fused: bool) -> Shapes:
+    """A layer's expert tensors: two stacks, or three matrices each."""
     moe, hidden = config.moe, config.hidden_size
     assert moe is not None
     if fused:
@@ -87,22 +91,31 @@ def _experts(config: ModelConfig, fused: bool) -> Shapes:
     return out
 
 
-def _mlp(config: ModelConfig, kind: str, fused: bool) -> Shapes:
+def _dense(config: ModelConfig) -> Shapes:
+    out = _gated_mlp("mlp.", config.dense_size, config.hidden_size)
+    biases = {name.replace("weight", "bias"): shape[:1] for name, shape in out.items()}
+    return out | biases if config.dense_bias else out
+
+
+def _router(config: ModelConfig, name: str) -> Shapes:
+    """The router and the shared expert."""
     moe, hidden = config.moe, config.hidden_size
-    if kind == "dense":
-        out = _gated_mlp("mlp.", config.dense_size, hidden)
-        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in out.items()}
-        return out | biases if config.dense_bias else out
     assert moe is not None
-    out = {"mlp.gate.weight": (moe.num_experts, hidden), **_experts(config, fused)}
+    out: Shapes = {f"{name}.weight": (moe.num_experts, hidden)}
+    if moe.router_bias:
+        out[f"{name}.bias"] = (moe.num_experts,)
     if moe.shared_size:
         out |= _gated_mlp("mlp.shared_expert.", moe.shared_size, hidden)
         out["mlp.shared_expert_gate.weight"] = (1, hidden)
     return out
 
 
-def expected(config: ModelConfig, names: Set[str]) -> Shapes:
-    """Every tensor the model needs, canonical name to shape; `names` tells fused from split experts."""
+def expected(config: ModelConfig, experts: Callable[[int], Shapes], router: str = ROUTER) -> Shapes:
+    """Every tensor the model needs, canonical name to shape.
+
+    experts   a layer's expert tensors by their short names
+    router    what the family calls the router, without `.weight`
+    """
     out: Shapes = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),
@@ -114,21 +127,32 @@ def expected(config: ModelConfig, names: Set[str]) -> Shapes:
             "input_layernorm.weight": (config.hidden_size,),
             "post_attention_layernorm.weight": (config.hidden_size,),
             **_MIXERS[spec.mixer](config),
-            **_mlp(config, spec.mlp, is_fused(names, layer)),
         }
+        if spec.mlp == "dense":
+            parts |= _dense(config)
+        else:
+            parts |= _router(config, router) | experts(layer)
         out |= {prefix(layer) + name: shape for name, shape in parts.items()}
     return out
 
 
-def check(config: ModelConfig, source: WeightSource) -> None:
+def check(
+    config: ModelConfig,
+    source: WeightSource,
+    experts: Callable[[int], Shapes] | None = None,
+    router: str = ROUTER,
+) -> None:
     """WeightsError with all faults unless the source holds just what the model needs."""
-    check_tensors(source, expected(config, set(source.names())), optional=("lm_head.weight",))
+    names = set(source.names())
+    found = experts or (lambda layer: expert_shapes(config, is_fused(names, layer)))
+    check_tensors(source, expected(config, found, router), optional=("lm_head.weight",))
 
 
 def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) -> None:
     """Hand every expert's matrices to the sink, layer by layer, in codes if the sink keeps the same."""
     moe = config.moe
-    assert moe is not None
+    if moe is None:
+        return
     names = set(source.names())
     for layer, moe_layer in enumerate(config.moe_layer_of):
         if moe_layer < 0:
@@ -183,6 +207,7 @@ class LayerReader:
     def __init__(
         self, source: WeightSource, layer: int, dtype: torch.dtype, device: torch.device, *, exact: bool
     ) -> None:
+        self.layer = layer
         self._source, self._prefix = source, prefix(layer) if layer >= 0 else ""
         self.dtype, self.device, self.exact = dtype, device, exact
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from freetoken.core.model_config import ConfigReader
 from freetoken.models import _dense
 
@@ -13,9 +15,9 @@ class LlamaFamily(_dense.DenseFamily):
     model_types = ("llama", "mistral")
     TINY = TINY
 
-    def window(self, read: ConfigReader, layers: int) -> int | None:
+    def windows(self, read: ConfigReader, layers: int) -> Sequence[int | None]:
         """Mistral states a window for all layers, or null."""
-        return int(read.read("sliding_window", int, default=0)) or None
+        return [int(read.read("sliding_window", int, default=0)) or None] * layers
 
 
 FAMILY = LlamaFamily()

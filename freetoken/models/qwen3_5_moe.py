@@ -6,21 +6,9 @@ stored around zero, except the DeltaNet's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from freetoken.core.interfaces import (
-    Device,
-    ExpertSink,
-    Model,
-    ModelFamily,
-    Numerics,
-    Pool,
-    StateSpec,
-    WeightSource,
-)
 from freetoken.core.model_config import (
     Activation,
     AttentionSpec,
@@ -30,7 +18,8 @@ from freetoken.core.model_config import (
     ModelConfig,
     MoESpec,
 )
-from freetoken.models import _config, _decoder, _tensors
+from freetoken.models import _config
+from freetoken.models._family import DecoderFamily
 
 _MIXER_OF = {"linear_attention": "gated_delta", "full_attention": "full"}
 
@@ -111,9 +100,10 @@ def _delta(read: ConfigReader) -> DeltaSpec:
     return spec
 
 
-class Qwen35MoeFamily(ModelFamily):
+class Qwen35MoeFamily(DecoderFamily):
     model_types = ("qwen3_5_moe", "qwen3_5_moe_text")
     TINY = TINY
+    norm_offset = 1.0
 
     def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
         inner = raw.get("text_config")
@@ -149,28 +139,6 @@ class Qwen35MoeFamily(ModelFamily):
         )
         read.finish()
         return config
-
-    def state_specs(self, config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
-        return _decoder.state_specs(config, page_size, dtype)
-
-    def build(
-        self,
-        config: ModelConfig,
-        source: WeightSource,
-        device: Device,
-        numerics: Numerics,
-        pools: Mapping[str, Pool],
-    ) -> Model:
-        return _decoder.Decoder(config, source, device, numerics, pools, norm_offset=1.0)
-
-    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
-        _tensors.load_experts(config, source, put)
-
-    def check(self, config: ModelConfig, source: WeightSource) -> None:
-        _tensors.check(config, source)
-
-    def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
-        return _tensors.expert_tensors(config, source)
 
 
 FAMILY = Qwen35MoeFamily()

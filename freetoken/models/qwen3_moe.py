@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from freetoken.core.interfaces import (
-    Device,
-    ExpertSink,
-    Model,
-    ModelFamily,
-    Numerics,
-    Pool,
-    StateSpec,
-    WeightSource,
-)
 from freetoken.core.model_config import (
     Activation,
     AttentionSpec,
@@ -25,7 +13,8 @@ from freetoken.core.model_config import (
     ModelConfig,
     MoESpec,
 )
-from freetoken.models import _config, _decoder, _tensors
+from freetoken.models import _config
+from freetoken.models._family import DecoderFamily
 
 TINY: Mapping[str, Any] = {
     "model_type": "qwen3_moe",
@@ -58,12 +47,13 @@ def _layers(read: ConfigReader, num_experts: int) -> tuple[LayerSpec, ...]:
     step = read.read("decoder_sparse_step", int, default=1)
     read.require(step > 0, "decoder_sparse_step must be positive")
     dense = read.read("mlp_only_layers", list, default=[])
-    return tuple(
-        LayerSpec(
-            "full", "moe" if i not in dense and num_experts and (i + 1) % max(step, 1) == 0 else "dense"
-        )
+    slides = read.read("use_sliding_window", bool, default=False)
+    window = read.read("sliding_window", int, default=4096) if slides else None
+    sparse = [
+        i not in dense and num_experts > 0 and (i + 1) % max(step, 1) == 0
         for i in range(read.read("num_hidden_layers", int))
-    )
+    ]
+    return tuple(_config.softmax_layer("moe" if moe else "dense", window) for moe in sparse)
 
 
 def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
@@ -71,7 +61,6 @@ def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
     head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
     theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
     biased = read.read("attention_bias", bool, default=False)
-    sliding = read.read("use_sliding_window", bool, default=False)
     spec = AttentionSpec(
         num_heads=heads,
         num_kv_heads=read.read("num_key_value_heads", int, default=heads),
@@ -81,13 +70,12 @@ def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
         bias=biased,
         out_bias=biased,
         rope_scaling=scaling,
-        window=read.read("sliding_window", int, default=4096) if sliding else None,
     )
     read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
     return spec
 
 
-class Qwen3MoeFamily(ModelFamily):
+class Qwen3MoeFamily(DecoderFamily):
     model_types = ("qwen3_moe",)
     TINY = TINY
 
@@ -122,28 +110,6 @@ class Qwen3MoeFamily(ModelFamily):
         )
         read.finish()
         return config
-
-    def state_specs(self, config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
-        return _decoder.state_specs(config, page_size, dtype)
-
-    def build(
-        self,
-        config: ModelConfig,
-        source: WeightSource,
-        device: Device,
-        numerics: Numerics,
-        pools: Mapping[str, Pool],
-    ) -> Model:
-        return _decoder.Decoder(config, source, device, numerics, pools)
-
-    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
-        _tensors.load_experts(config, source, put)
-
-    def check(self, config: ModelConfig, source: WeightSource) -> None:
-        _tensors.check(config, source)
-
-    def expert_tensors(self, config: ModelConfig, source: WeightSource) -> Sequence[tuple[str, ...]]:
-        return _tensors.expert_tensors(config, source)
 
 
 FAMILY = Qwen3MoeFamily()

@@ -43,7 +43,7 @@ def attend(storage: full.FullAttention, layer: int, qkv: tuple[Tensor, ...], mad
     """Store k and v without norm or rotation, then attend."""
     angles = (torch.ones(16, 4), torch.zeros(16, 4))
     joined = torch.cat([part.flatten(1) for part in qkv], 1)
-    return storage.attend(layer, storage.store(layer, joined, Heads(4, 2, 8), None, angles, made), made)
+    return storage.mix(layer, joined, full.Softmax(Heads(4, 2, 8), None, angles), made)
 
 
 def delta_inputs(count: int, dtype: torch.dtype = torch.float32) -> Inputs:

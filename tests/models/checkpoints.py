@@ -7,7 +7,7 @@ import math
 import os
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,34 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from freetoken.core.interfaces import ModelFamily
-from freetoken.models import _tensors
+from freetoken.core.interfaces import ModelFamily, WeightSource
+from freetoken.models import _tensors, gpt_oss
 
 os.environ["TQDM_DISABLE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 MIN_GAP = 1e-5
+
+
+class Nothing(WeightSource):
+    """A checkpoint without tensors: what a family asks of it is what it stores plainly."""
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise KeyError(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        raise KeyError(name)
+
+    def read(self, name: str) -> Tensor:
+        raise KeyError(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        raise KeyError(name)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def random_tensors(
@@ -28,10 +50,13 @@ def random_tensors(
 ) -> dict[str, Tensor]:
     """Every tensor of a config, float32, lively enough that no part of the model is idle."""
     config = family.read_config(raw)
-    names = {_tensors.prefix(i) + "mlp.experts.gate_up_proj" for i in range(config.num_layers)}
     generator = torch.Generator().manual_seed(seed)
     out = {}
-    for name, shape in _tensors.expected(config, names if fused else set()).items():
+    if family is gpt_oss.FAMILY:
+        shapes = gpt_oss.expected(config, Nothing())
+    else:
+        shapes = _tensors.expected(config, lambda layer: _tensors.expert_shapes(config, fused))
+    for name, shape in shapes.items():
         tensor = torch.randn(shape, generator=generator)
         out[name] = (
             tensor if len(shape) == 1 else tensor * (0.7 / shape[-1] ** 0.5 if len(shape) > 1 else 1.0)

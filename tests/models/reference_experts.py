@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.batch import Batch
-from freetoken.core.interfaces import ExpertBackend, ExpertSink, ExpertStats, Routing
+from freetoken.core.interfaces import Biases, ExpertBackend, ExpertSink, ExpertStats, Routing
 from freetoken.core.model_config import Activation
 from freetoken.kernels.expert_mlp import expert_mlp, sum_tiles
 
@@ -18,16 +18,24 @@ class ReferenceExperts(ExpertBackend, ExpertSink):
 
     name = "reference"
 
-    def __init__(self, *, exact: bool = False, activation: str = "silu", num_tiles: int = 4) -> None:
-        self.exact, self.activation, self.num_tiles = exact, activation, num_tiles
+    def __init__(
+        self, *, exact: bool = False, activation: Activation | None = None, num_tiles: int = 4
+    ) -> None:
+        self.exact, self.activation, self.num_tiles = exact, activation or Activation(), num_tiles
         self.stats = ExpertStats()
         self.matrices: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self.biases: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.routed: list[tuple[int, Routing]] = []
         self._out: Tensor | None = None
 
-    def put(self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor) -> None:
+    def put(
+        self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor, biases: Biases | None = None
+    ) -> None:
         tiled = (m.reshape(self.num_tiles, -1, m.shape[-1]) for m in (gate, up, down.t().contiguous()))
-        self.matrices[layer, expert] = tuple(m.clone() for m in tiled)
+        self.matrices[layer, expert] = tuple(m.clone(memory_format=torch.contiguous_format) for m in tiled)
+        if biases is not None:
+            both = torch.stack([bias.float().reshape(self.num_tiles, -1) for bias in biases[:2]], 1)
+            self.biases[layer, expert] = both, biases[2].float()
 
     def begin(self, layer: int, x: Tensor, routing: Routing, batch: Batch) -> None:
         self.routed.append((layer, routing))
@@ -45,8 +53,8 @@ class ReferenceExperts(ExpertBackend, ExpertSink):
         out = torch.zeros(x.shape, dtype=torch.float32)
         for expert in sorted(set(routing.ids.flatten().tolist()) - {-1}):
             rows, at = torch.where(routing.ids == expert)
-            partials = expert_mlp(
-                x[rows], *self.matrices[layer, expert], Activation(self.activation), exact=self.exact
-            )
-            out[rows] += sum_tiles(partials) * routing.weights[rows, at, None]
+            both, last = self.biases.get((layer, expert), (None, torch.zeros(())))
+            tiles = self.matrices[layer, expert]
+            partials = expert_mlp(x[rows], *tiles, self.activation, both, exact=self.exact)
+            out[rows] += (sum_tiles(partials) + last) * routing.weights[rows, at, None]
         return out

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freetoken.attention import sliding
 from freetoken.core.batch import BatchBuffers, Segment
 from freetoken.core.interfaces import Model, ModelFamily, Numerics
 from freetoken.devices.cpu import CpuDevice
@@ -44,9 +45,12 @@ class Runner:
         num_pages: int = 64,
         num_states: int = 9,
         poison: bool = True,
+        in_pages: bool = False,
     ) -> None:
         checkpoint = open_checkpoint(path)
         self.config = family.read_config(checkpoint.config)
+        if in_pages:
+            self.config = sliding.in_pages(self.config)
         device = CpuDevice()
         self.page_size, self.max_pages = page_size, num_pages
         self.pools: dict[str, Any] = {}
@@ -56,7 +60,8 @@ class Runner:
             self.pools[name] = device.pool(name, spec.unit_bytes, count, min_units=1, max_units=count)
             if poison:
                 self.pools[name].view().fill_(0xFF)
-        self.experts = ReferenceExperts(exact=exact, activation=self.config.activation)
+        moe = self.config.moe
+        self.experts = ReferenceExperts(exact=exact, activation=moe.activation if moe else None)
         self.model: Model = family.build(
             self.config, checkpoint.source, device, Numerics(dtype, exact), self.pools
         )

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from freetoken.models import llama, qwen2, qwen3, qwen3_5_moe, qwen3_moe
+from freetoken.models import gpt_oss, llama, qwen2, qwen3, qwen3_5_moe, qwen3_moe
 from tests.models import checkpoints
 from tests.models.runner import Runner
 
@@ -20,6 +20,7 @@ FAMILIES = {
     "qwen3_5_moe": (qwen3_5_moe.FAMILY, "Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig"),
     "qwen3_moe": (qwen3_moe.FAMILY, "Qwen3MoeForCausalLM", "Qwen3MoeConfig"),
 }
+STACKED = {"gpt_oss": (gpt_oss.FAMILY, "GptOssForCausalLM", "GptOssConfig")}
 DENSE = {
     "llama": (llama.FAMILY, "LlamaForCausalLM", "LlamaConfig"),
     "mistral": (llama.FAMILY, "MistralForCausalLM", "MistralConfig"),
@@ -67,6 +68,7 @@ BOTH = {
 }
 WINDOWS = {
     "sliding window": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+    "window above one layer": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "window above all layers": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3},
     "window written but off": {"use_sliding_window": False, "sliding_window": 7, "max_window_layers": 0},
 }
@@ -84,6 +86,23 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "all full": {"layer_types": ["full_attention"] * 4},
         "layer types by interval": {"layer_types": None},
         "wide shared expert": {"shared_expert_intermediate_size": 48},
+    },
+    "gpt_oss": {
+        "plain": {},
+        "tied": {"tie_word_embeddings": True},
+        "no attention bias": {"attention_bias": False},
+        "as many kv heads as heads": {"num_key_value_heads": 4},
+        "top 1": {"num_experts_per_tok": 1},
+        "all experts": {"num_experts_per_tok": 8},
+        "window of one": {"sliding_window": 1},
+        "window of a page and one": {"sliding_window": 17},
+        "window beyond the prompt": {"sliding_window": 128},
+        "all sliding": {"layer_types": ["sliding_attention"] * 4, "sliding_window": 5},
+        "all full": {"layer_types": ["full_attention"] * 4},
+        "layer types unsaid": {"layer_types": None},
+        "hard clamp": {"swiglu_limit": 0.2, "swiglu_alpha": 2.5},
+        "rope unsaid": {"rope_parameters": None},
+        "plain rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     },
     "llama": {
         **ALL,
@@ -115,9 +134,9 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 def test_a_tiny_model_equals_the_reference_whatever_its_switches(
     name: str, case: str, tmp_path: Path
 ) -> None:
-    family, model_class, config_class = (FAMILIES | DENSE)[name]
+    family, model_class, config_class = (FAMILIES | DENSE | STACKED)[name]
     raw = {**family.TINY, **CASES[name][case]}
-    if name != "qwen3_5_moe":
+    if name != "qwen3_5_moe" and raw["rope_parameters"]:
         raw["rope_parameters"] = {
             k: v for k, v in raw["rope_parameters"].items() if k != "partial_rotary_factor"
         }
@@ -128,9 +147,9 @@ def test_a_tiny_model_equals_the_reference_whatever_its_switches(
     assert distance(runner.run(IDS, [1, 5, 17, 1, 1, 12]), theirs) <= 1e-4
 
 
-@pytest.mark.parametrize("name", FAMILIES | DENSE)
+@pytest.mark.parametrize("name", FAMILIES | DENSE | STACKED)
 def test_exact_mode_equals_the_reference_too(name: str, tmp_path: Path) -> None:
-    family, model_class, config_class = (FAMILIES | DENSE)[name]
+    family, model_class, config_class = (FAMILIES | DENSE | STACKED)[name]
     model, theirs = checkpoints.settled_oracle(model_class, config_class, family.TINY, IDS)
     model.save_pretrained(tmp_path)
     assert distance(Runner(family, tmp_path, exact=True).run(IDS), theirs) <= 1e-4

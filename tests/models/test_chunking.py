@@ -11,29 +11,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freetoken.models import qwen2, qwen3_5_moe, qwen3_moe
+from freetoken.core.interfaces import ModelFamily
+from freetoken.models import gpt_oss, qwen2, qwen3_5_moe, qwen3_moe
 from tests.models import checkpoints
 from tests.models.runner import Runner
 
-FAMILIES = {"qwen2": qwen2.FAMILY, "qwen3_5_moe": qwen3_5_moe.FAMILY, "qwen3_moe": qwen3_moe.FAMILY}
+FAMILIES = {
+    "gpt_oss": gpt_oss.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3_5_moe": qwen3_5_moe.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 6}
 LONG = torch.randint(3, 128, (140,), generator=torch.Generator().manual_seed(2)).tolist()
 BOUND = 1e-3
 """Of the largest logit, float32: small outputs of a head are normalised, which magnifies rounding."""
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "windowed"])
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    name = "qwen3_moe" if request.param == "windowed" else request.param
-    overrides = WINDOWED if request.param == "windowed" else {}
+Checkpoint = tuple[str, Path, bool]
+"""Family, folder, and whether sliding windows lie in pages instead of rings."""
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, "windowed", "windowed in pages"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    windowed = "windowed" in request.param
+    name = "qwen3_moe" if windowed else request.param
     path = tmp_path_factory.mktemp(request.param)
-    return name, checkpoints.write_tiny(path, FAMILIES[name], overrides, seed=3)
+    made = checkpoints.write_tiny(path, FAMILIES[name], WINDOWED if windowed else {}, seed=3)
+    return name, made, "pages" in request.param
 
 
-def runner(checkpoint: tuple[str, Path], *, exact: bool, page_size: int = 4) -> Runner:
-    name, path = checkpoint
+def runner(checkpoint: Checkpoint, *, exact: bool, page_size: int = 4) -> Runner:
+    name, path, in_pages = checkpoint
     return Runner(
-        FAMILIES[name], path, exact=exact, page_size=page_size, num_pages=1200 // page_size, num_states=40
+        FAMILIES[name],
+        path,
+        exact=exact,
+        page_size=page_size,
+        num_pages=1200 // page_size,
+        num_states=40,
+        in_pages=in_pages,
     )
 
 
@@ -49,7 +66,7 @@ def agree(exact: bool, ours: Tensor, want: Tensor) -> None:
     "length", [1, 4, 5, 65, *(pytest.param(n, marks=pytest.mark.soak) for n in (3, 63, 64, 129))]
 )
 def test_a_prompt_whole_in_chunks_or_by_tokens_gives_the_same(
-    checkpoint: tuple[str, Path], length: int, exact: bool
+    checkpoint: Checkpoint, length: int, exact: bool
 ) -> None:
     run, ids = runner(checkpoint, exact=exact), LONG[:length]
     want = run.run(ids)
@@ -64,7 +81,7 @@ def cuts(total: int) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "normal"])
-def test_any_cut_and_any_anchor_gives_the_same(checkpoint: tuple[str, Path], exact: bool) -> None:
+def test_any_cut_and_any_anchor_gives_the_same(checkpoint: Checkpoint, exact: bool) -> None:
     run = runner(checkpoint, exact=exact)
     want = run.run(LONG[:70])
 
@@ -80,7 +97,7 @@ def test_any_cut_and_any_anchor_gives_the_same(checkpoint: tuple[str, Path], exa
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "normal"])
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_a_sequence_computes_as_if_alone_whatever_shares_its_batch(
-    checkpoint: tuple[str, Path], page_size: int, exact: bool
+    checkpoint: Checkpoint, page_size: int, exact: bool
 ) -> None:
     run = runner(checkpoint, exact=exact, page_size=page_size)
     prompts = [LONG[:20], LONG[20:29], LONG[29:30], LONG[30:66], LONG[66:83]]
@@ -105,7 +122,7 @@ def test_a_sequence_computes_as_if_alone_whatever_shares_its_batch(
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "normal"])
-def test_padding_rows_change_nothing_and_route_nowhere(checkpoint: tuple[str, Path], exact: bool) -> None:
+def test_padding_rows_change_nothing_and_route_nowhere(checkpoint: Checkpoint, exact: bool) -> None:
     run = runner(checkpoint, exact=exact)
     want = run.run(LONG[:12])
     seq, other = run.add(12), run.add(12)
@@ -122,7 +139,7 @@ def test_padding_rows_change_nothing_and_route_nowhere(checkpoint: tuple[str, Pa
         assert (routing.ids[:2].diff(dim=1) > 0).all()
 
 
-def test_threads_change_no_bit_in_exact_mode(checkpoint: tuple[str, Path]) -> None:
+def test_threads_change_no_bit_in_exact_mode(checkpoint: Checkpoint) -> None:
     run, threads = runner(checkpoint, exact=True), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -133,7 +150,7 @@ def test_threads_change_no_bit_in_exact_mode(checkpoint: tuple[str, Path]) -> No
         torch.set_num_threads(threads)
 
 
-def test_a_pool_that_shrinks_and_grows_keeps_what_is_left(checkpoint: tuple[str, Path]) -> None:
+def test_a_pool_that_shrinks_and_grows_keeps_what_is_left(checkpoint: Checkpoint) -> None:
     run = runner(checkpoint, exact=True)
     want = run.run(LONG[:30])
     run._next_page = run._next_state = 1
@@ -148,14 +165,14 @@ def test_a_pool_that_shrinks_and_grows_keeps_what_is_left(checkpoint: tuple[str,
     assert torch.equal(torch.cat(seq.logits), want)
 
 
-def test_a_state_copied_to_another_unit_resumes_there(tmp_path: Path) -> None:
-    family = qwen3_5_moe.FAMILY
+@pytest.mark.parametrize("family", [gpt_oss.FAMILY, qwen3_5_moe.FAMILY], ids=lambda f: f.model_types[0])
+def test_a_state_copied_to_another_unit_resumes_there(family: ModelFamily, tmp_path: Path) -> None:
     run = Runner(family, checkpoints.write_tiny(tmp_path, family), exact=True)
-    want = run.run(LONG[:30])
-    seq = run.add(30)
-    run.step([(seq, LONG[:17])])
+    want = run.run(LONG[:50])
+    seq = run.add(50)
+    run.step([(seq, LONG[:37])])
     run.pools["state"].relocate([seq.state_id], [7])
     run.pools["state"].view()[seq.state_id].fill_(0xFF)
     seq.state_id = 7
-    run.step([(seq, LONG[17:30])])
+    run.step([(seq, LONG[37:50])])
     assert torch.equal(torch.cat(seq.logits), want)

@@ -105,8 +105,8 @@ def test_a_dense_config_says_what_it_leaves_out() -> None:
     for family, biases in ((llama.FAMILY, (False, False)), (qwen2.FAMILY, (True, False))):
         spec = family.read_config(family.TINY).attention
         assert spec is not None and (spec.bias, spec.out_bias, spec.head_dim) == (*biases, 16)
-    with pytest.raises(WeightsError, match="max_window_layers"):
-        qwen2.FAMILY.read_config({**qwen2.TINY, "use_sliding_window": True, "max_window_layers": 1})
+    raw = {**qwen2.TINY, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+    assert [layer.window for layer in qwen2.FAMILY.read_config(raw).layers] == [None, 9, 9]
 
 
 def _without(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

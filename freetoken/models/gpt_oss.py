@@ -1,0 +1,212 @@
+"""gpt-oss: sliding and full attention in turns, sinks, biases everywhere, clamped experts in MXFP4.
+
+Published checkpoints stack experts as `<name>_blocks` and `<name>_scales`, a row for each output; saved in
+plain numbers the same matrices are transposed. Gate and up take turns in the rows of one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from freetoken.core.model_config import (
+    Activation,
+    AttentionSpec,
+    ConfigReader,
+    LayerSpec,
+    ModelConfig,
+    MoESpec,
+)
+from freetoken.core.weights import ExpertSink, WeightSource
+from freetoken.models import _config, _decoder, _tensors
+from freetoken.models._family import DecoderFamily
+from freetoken.quant import _reading as reading
+
+TINY: Mapping[str, Any] = {
+    "model_type": "gpt_oss",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 20,
+    "swiglu_limit": 1.5,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "eos_token_id": 2,
+    "dtype": "float32",
+}
+ROUTER = "mlp.router"
+_UNSAID: Mapping[str, Any] = {
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
+"""What a config means that leaves these out."""
+
+
+def _layers(read: ConfigReader) -> tuple[LayerSpec, ...]:
+    count = read.read("num_hidden_layers", int)
+    types = read.read("layer_types", list, default=["sliding_attention", "full_attention"] * count)[:count]
+    window = read.read("sliding_window", int, default=128)
+    read.require(len(types) == count, f"layer_types has {len(types)} entries for {count} layers")
+    read.require(window > 0, "sliding_window must be positive")
+    windows = {"sliding_attention": window, "full_attention": None}
+    unknown = sorted({str(t) for t in types if t not in windows})
+    read.require(not unknown, f"layer type {', '.join(unknown)} is not supported")
+    return tuple(_config.softmax_layer("moe", windows.get(t)) for t in types)
+
+
+def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
+    heads = read.read("num_attention_heads", int)
+    theta, _, scaling = _config.rope_facts(read, partial_default=1.0)
+    head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
+    biased = read.read("attention_bias", bool, default=True)
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=read.read("num_key_value_heads", int, default=heads),
+        head_dim=head_dim,
+        rotary_dim=head_dim,
+        rope_theta=theta,
+        qk_norm=False,
+        bias=biased,
+        out_bias=biased,
+        rope_scaling=scaling,
+        sinks=True,
+    )
+    read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
+    return spec
+
+
+def _moe(read: ConfigReader) -> MoESpec:
+    activation = Activation(
+        _config.activation_name(read),
+        alpha=read.read("swiglu_alpha", float, default=1.702),
+        limit=read.read("swiglu_limit", float, default=7.0),
+        up_offset=1.0,
+    )
+    moe = MoESpec(
+        num_experts=read.read("num_local_experts", int, "num_experts"),
+        top_k=read.read("num_experts_per_tok", int, "experts_per_token"),
+        expert_size=read.read("intermediate_size", int),
+        norm_topk=True,
+        activation=activation,
+        bias=True,
+        router_bias=True,
+    )
+    read.require(0 < moe.top_k <= moe.num_experts, "num_experts_per_tok must be 1..num_local_experts")
+    return moe
+
+
+def expected(config: ModelConfig, source: WeightSource) -> _tensors.Shapes:
+    """Every tensor the model needs, as this checkpoint stores it."""
+    return _tensors.expected(config, lambda layer: _expert_shapes(config, source, layer), ROUTER)
+
+
+def _expert_shapes(config: ModelConfig, source: WeightSource, layer: int) -> _tensors.Shapes:
+    moe, hidden = config.moe, config.hidden_size
+    assert moe is not None
+    count, both, size = moe.num_experts, 2 * moe.expert_size, moe.expert_size
+    at = "mlp.experts."
+    out: _tensors.Shapes = {
+        f"{at}gate_up_proj": (count, both, hidden),
+        f"{at}down_proj": (count, hidden, size),
+        f"{at}gate_up_proj_bias": (count, both),
+        f"{at}down_proj_bias": (count, hidden),
+    }
+    stored = set(source.names())
+    for name in ("gate_up_proj", "down_proj"):
+        full = f"{_tensors.prefix(layer)}{at}{name}"
+        if full not in stored or not source.coding(full):
+            out[at + name] = (count, *reversed(out[at + name][1:]))
+    return out
+
+
+class GptOss(_decoder.Decoder):
+    router = ROUTER
+
+
+class GptOssFamily(DecoderFamily):
+    model_types = ("gpt_oss",)
+    TINY = TINY
+    decoder = GptOss
+
+    def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
+        read = ConfigReader({**({} if "rope_parameters" in raw else _UNSAID), **raw}, "config.json")
+        hidden = read.read("hidden_size", int)
+        config = ModelConfig(
+            family="gpt_oss",
+            vocab_size=read.read("vocab_size", int),
+            hidden_size=hidden,
+            layers=_layers(read),
+            max_position=read.read("max_position_embeddings", int, default=131072),
+            norm_eps=read.read("rms_norm_eps", float, default=1e-5),
+            tie_embeddings=read.read("tie_word_embeddings", bool, default=False),
+            dtype=_config.dtype_name(raw),
+            eos_ids=_config.eos_ids(raw),
+            moe=_moe(read),
+            attention=_attention(read, hidden),
+        )
+        read.finish()
+        return config
+
+    def check(self, config: ModelConfig, source: WeightSource) -> None:
+        _tensors.check(config, source, lambda layer: _expert_shapes(config, source, layer), ROUTER)
+
+    def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
+        assert config.moe is not None
+        for layer, moe_layer in enumerate(config.moe_layer_of):
+            at = f"{_tensors.prefix(layer)}mlp.experts."
+            gate_up, down = source.read(at + "gate_up_proj_bias"), source.read(at + "down_proj_bias")
+            for expert in range(config.moe.num_experts):
+                biases = gate_up[expert, 0::2], gate_up[expert, 1::2], down[expert]
+                _put_expert(source, at, put, (moe_layer, expert), biases)
+
+
+def _put_expert(
+    source: WeightSource,
+    at: str,
+    put: ExpertSink,
+    place: tuple[int, int],
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """One expert in its codes, or as numbers; `place`: (MoE layer, expert)."""
+    layer, expert = place
+    names = (at + "gate_up_proj", at + "down_proj")
+    wanted = put.codes(layer)
+    if wanted and all(source.coding(name) == wanted for name in names):
+        both, down = (reading.codes(source, name, expert) for name in names)
+        gate, up = (reading.rows(both, slice(first, None, 2)) for first in (0, 1))
+        put.put_coded(layer, expert, (gate, up, down), biases)
+        return
+    matrices = [reading.numbers(source, name, expert) for name in names]
+    product, last = (m if source.coding(n) else m.t() for n, m in zip(names, matrices, strict=True))
+    put.put(layer, expert, product[0::2], product[1::2], last, biases)
+
+
+FAMILY = GptOssFamily()
