@@ -85,7 +85,7 @@ def decode(model: ShapeOnly, trace: Trace, steps: int) -> Decoded:
     """Run a trace from its start; time `steps` decode steps after a third as many warm ones."""
     warm, seconds, done = steps // WARM_SHARE, 0.0, 0
     before = (0, 0, 0, 0, 0)
-    for phase, ids in _passes(trace):
+    for phase, ids in passes(trace):
         if phase == PREFILL:
             model.prefill(ids.shape[1], lambda layer, ids=ids: ids[layer])  # type: ignore[misc]
             continue
@@ -112,7 +112,7 @@ def _counters(model: ShapeOnly) -> tuple[int, int, int, int, int]:
     return s.requests, s.misses, s.missing_tiles, s.filled_tiles, s.cpu_tiles
 
 
-def _passes(trace: Trace) -> Iterator[tuple[int, Ids]]:
+def passes(trace: Trace) -> Iterator[tuple[int, Ids]]:
     """(phase, int32 [L, T, k]) of each decode step and each prefill."""
     ids = _ids(trace)
     for phase, rows in trace.engine_steps():

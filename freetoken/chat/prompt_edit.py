@@ -50,7 +50,7 @@ class ToolMark:
 class Asked:
     """One prompt that was run.
 
-    ids         int32 [n]  the prompt, then as much of its answer as is known
+    ids         int32 [n]  the prompt, then its answer once it is known (it may come at any time)
     num_prompt  tokens of the prompt
     in_thought  the prompt ends inside a thought
     """
@@ -89,16 +89,16 @@ def marks_of(conversation: Conversation) -> tuple[tuple[TurnMark, ...], tuple[To
 def nearest(asked: Asked, earlier: Sequence[Asked]) -> tuple[Asked | None, int]:
     """The earlier prompt that `asked` has most in common with (the latest of equals), and how many tokens."""
     best: Asked | None = None
-    most = 0
+    most, prompt = 0, asked.ids[: asked.num_prompt - 1]
     for old in earlier:
-        if (shared := num_common(old.ids, asked.ids[:-1])) >= max(most, MIN_ALIKE):
+        if (shared := num_common(old.ids, prompt)) >= max(most, MIN_ALIKE):
             best, most = old, shared
     if best is not None:
         return best, most
     turns = set(asked.turns)
     alike = [old for old in earlier if turns.intersection(old.turns) or (old.session == asked.session != "")]
     best = max(alike, key=lambda old: len(turns.intersection(old.turns)), default=None)
-    return best, num_common(best.ids, asked.ids[:-1]) if best is not None else 0
+    return best, num_common(best.ids, prompt) if best is not None else 0
 
 
 def find_edit(asked: Asked, earlier: Sequence[Asked], place_of: Callable[[int], Place]) -> Edit:
@@ -109,7 +109,7 @@ def find_edit(asked: Asked, earlier: Sequence[Asked], place_of: Callable[[int], 
     old, shared = nearest(asked, earlier)
     if old is None:
         return Edit()
-    if shared >= min(len(old.ids), len(asked.ids) - 1):
+    if shared >= min(len(old.ids), asked.num_prompt - 1):
         return Edit(shared, "")
     place = place_of(shared)
     cause = cause_of(asked, old, shared, place)

@@ -86,8 +86,15 @@ class PrefixReport:
         """Why more was not reused: `evicted`, `no_state` (nothing to resume from), or the edit."""
         if self.is_off:
             return "cache_off"
-        if self.lost <= LEAST_LOSS or (self.edit and self.lost < self.prompt - self.shared):
+        if self.edit and self.lost < self.prompt - self.shared:
             return self.edit
+        return self.loss or self.edit
+
+    @property
+    def loss(self) -> str:
+        """Why tokens were lost: `evicted`, or `no_state` (nothing close to resume from); "" if hardly any."""
+        if self.lost <= LEAST_LOSS:
+            return ""
         return "evicted" if self.matched + LEAST_LOSS < min(self.shared, self.prompt) else "no_state"
 
     def to_dict(self) -> dict[str, int | str | None]:

@@ -1,6 +1,7 @@
 """A model that computes nothing: constant logits, no layers, no experts, no checkpoint.
 
-It measures what the engine itself costs. Its pages exist, so that scheduling and paging really run.
+It measures what the engine itself costs. Its pages exist, so that scheduling and paging really run; with
+`state_bytes` it has a recurrent state as well, which can be resumed at checkpoints only.
 """
 
 from __future__ import annotations
@@ -84,13 +85,17 @@ class NullFamily(ModelFamily):
             tie_embeddings=True,
             dtype="float32",
             eos_ids=(),
-            extra={"token_id": token_id},
+            extra={"token_id": token_id, "state_bytes": read.read("state_bytes", int, default=0)},
         )
         read.finish()
         return config
 
     def state_specs(self, config: ModelConfig, page_size: int, dtype: torch.dtype) -> tuple[StateSpec, ...]:
-        return (StateSpec("null", "page", _PAGE_BYTES, page_sizes=(page_size,)),)
+        pages = StateSpec("null", "page", _PAGE_BYTES, page_sizes=(page_size,))
+        state_bytes = int(config.extra["state_bytes"])
+        if not state_bytes:
+            return (pages,)
+        return pages, StateSpec("null_state", "state", state_bytes, resume="checkpoint")
 
     def build(
         self,

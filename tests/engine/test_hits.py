@@ -6,11 +6,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from freetoken.bench._bound import common
 from freetoken.core.request import SamplingParams, Submit
 from freetoken.core.units import MIB
 
 from . import sessions
-from .counting import common
 from .served import Served, Trace, serve, teacher_forced, text_ids
 
 EXACT = dict(exact=True, device="cpu", moe_backend="fused", max_model_len=4096, num_tokens=16384)
