@@ -24,7 +24,10 @@ from freetoken.core.errors import CapacityError, ConfigError, FreeTokenError, ne
 
 PACKAGE = "freetoken.cli"
 INTERRUPTED = 130
-ORDER = ("demo", "serve", "chat", "generate", "launch", "ctl", "doctor", "config", "verify", "bench")
+ORDER = (
+    *("demo", "serve", "chat", "generate", "plan", "pull", "models", "rm"),
+    *("launch", "ctl", "doctor", "config", "verify", "bench"),
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,6 +4,8 @@ FREETOKEN_HOME        folder for config.toml, measured profiles and traces (defa
 FREETOKEN_<OPTION>    any option, in capitals: FREETOKEN_MOE_BACKEND=hybrid
 FREETOKEN_NATIVE_TIER instruction set of the native library: scalar, avx2, avx512, avx512_bf16, or off
 NO_COLOR, TERM=dumb   plain terminal output
+HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME   where the hub's own tools keep downloaded models
+HF_HUB_OFFLINE        never ask the hub
 """
 
 from __future__ import annotations
@@ -32,6 +34,22 @@ def native_tier() -> str:
 
 def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def hub_cache() -> Path:
+    """The folder of downloaded models that all tools of the hub share."""
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("HF_HOME")
+    if home:
+        return Path(home).expanduser() / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache).expanduser() if cache else Path.home() / ".cache") / "huggingface" / "hub"
+
+
+def hub_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in ("1", "TRUE", "YES", "ON")
 
 
 def option_values() -> dict[str, Any]:

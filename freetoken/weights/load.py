@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from freetoken.core import hub_cache
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.log import logger
 from freetoken.weights.gguf_config import config_of, generation_of
@@ -89,6 +90,8 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 def _directory(path: Path) -> Path:
     """The directory of a safetensors checkpoint, or a file of a GGUF model."""
+    if not path.exists():
+        path = hub_cache.snapshot(path.as_posix()) or path
     if path.is_file():
         if path.suffix == GGUF:
             return path
@@ -130,13 +133,10 @@ def _only(models: list[Path]) -> Path:
 
 
 def _fetch_hint(path: Path) -> str:
-    """For a name like `owner/model` of a public hub: models are fetched by the user, never by us."""
+    """For a name like `owner/model` of the hub: fetched when the user says so, never by loading."""
     if path.is_absolute() or len(path.parts) != 2 or Path(path.parts[0]).exists():
         return ""
-    return (
-        f"FreeToken downloads nothing. Fetch {path} first, for example with "
-        f"`hf download {path} --local-dir {path.name}`, then name that folder."
-    )
+    return f"It is not on this machine. Fetch it first: ft pull {path.as_posix()}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_a_path_that_cannot_be_looked_at_is_an_error_of_ours(path: str) -> None:
 def test_a_hubs_name_is_told_how_to_become_a_folder() -> None:
     with pytest.raises(WeightsError) as e:
         open_checkpoint("Owner/Model-30B")
-    assert "downloads nothing" in e.value.hint and "hf download Owner/Model-30B" in e.value.hint
+    assert "ft pull Owner/Model-30B" in e.value.hint
 
 
 def test_names_far_above_a_missing_folder_are_not_called_near(tmp_path: Path) -> None:
