@@ -19,6 +19,7 @@ from freetoken.core import env
 from freetoken.core.errors import FreeTokenError, NotFoundError
 
 SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+FACTS = ("config.json", "generation_config.json", "*quant*.json", "*.index.json")
 WEIGHTS = ("*.safetensors",)
 GGUF = ("*.gguf",)
 _UNWANTED = ("original/*", "onnx/*", "*/onnx/*", "training_args*")
@@ -52,15 +53,21 @@ def download(name: str, paths: Sequence[str], revision: str | None, *, bars: boo
 
 
 def fetch_headers(name: str, to: Path, revision: str | None = None) -> None:
-    """Make a folder with a model's small files, and its weight files as headers over empty space.
+    """Make a folder with a model's config, and its weight files as headers over empty space.
 
     Each weight file has its real length and takes no room where the file system knows holes.
     """
     hub = _client()
     found = files(name, revision)
+    if not any(matches(file.path, WEIGHTS) for file in found):
+        raise NotFoundError(
+            f"{name} has no safetensors, whose headers could be asked for.",
+            code="no_weights",
+            hint=f"Fetch it first: ft pull {name}",
+        )
     with _talking(name):
         for file in found:
-            if matches(file.path, SMALL) and "/" not in file.path and file.num_bytes < 64 << 20:
+            if matches(file.path, FACTS) and "/" not in file.path:
                 hub.hf_hub_download(name, file.path, revision=revision, local_dir=to)
         for file in found:
             if matches(file.path, WEIGHTS) and "/" not in file.path:

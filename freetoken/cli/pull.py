@@ -57,12 +57,16 @@ def choose(name: str, files: list[_hub.File], pattern: str | None) -> list[_hub.
         chosen = [file for file in weights if _hub.matches(file.path, (pattern, f"*/{pattern}"))]
     else:
         chosen = [file for file in tensors if "/" not in file.path] or (weights if len(weights) == 1 else [])
+    if not weights:
+        raise ConfigError(
+            f"{name} has no weights in safetensors or GGUF.",
+            code="no_weights",
+            hint="Look for another copy of this model.",
+        )
     if not chosen:
         shown = ", ".join(f"{file.path} ({format_bytes(file.num_bytes)})" for file in weights[:12])
         raise ConfigError(
-            f"{name} has {f'these weights: {shown}' if weights else 'no weights in safetensors or GGUF'}.",
-            code="choose_file" if weights else "no_weights",
-            hint="Choose with --file PATTERN." if weights else "Look for another copy of this model.",
+            f"{name} has these weights: {shown}.", code="choose_file", hint="Choose with --file PATTERN."
         )
     return small + chosen
 

@@ -54,7 +54,12 @@ class _Handler(BaseHTTPRequestHandler):
         found = [f for f in sorted(folder.rglob("*")) if f.is_file()]
         if rest[:1] == ["tree"]:
             body: object = [
-                {"type": "file", "path": str(f.relative_to(folder)), "size": f.stat().st_size, "oid": "a" * 40}
+                {
+                    "type": "file",
+                    "oid": "a" * 40,
+                    "path": str(f.relative_to(folder)),
+                    "size": f.stat().st_size,
+                }
                 for f in found
             ]
         else:
@@ -67,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         size, status, start, stop = path.stat().st_size, 200, 0, path.stat().st_size
-        headers = {"ETag": f'"{abs(hash(path.name)):040x}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        etag = f'"{abs(hash(path.name)):040x}"'
+        headers = {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if wanted := self.headers.get("Range", "").removeprefix("bytes="):
             first, _, last = wanted.partition("-")
             start, stop, status = int(first), min(int(last or size - 1) + 1, size), 206
@@ -77,7 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
             body = file.read(stop - start) if self.command == "GET" else b""
         self._send(status, body, headers, stop - start)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int = -1) -> None:
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int = -1
+    ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
