@@ -101,6 +101,13 @@ class WeightFormat(abc.ABC):
     def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
         """Write three [w, H] tensors as the bytes of one tile; `out` uint8 [tile_bytes]."""
 
+    def pack_tiles(self, gate: Tensor, up: Tensor, down_t: Tensor, tile_width: int, out: Tensor) -> None:
+        """Write three [I, H] tensors as all tiles of an expert; `out` uint8 [T, at least tile_bytes]."""
+        size = self.tile_bytes(tile_width, gate.shape[1])
+        for tile, row in enumerate(out):
+            cut = slice(tile * tile_width, (tile + 1) * tile_width)
+            self.pack_tile(gate[cut], up[cut], down_t[cut], row[:size])
+
     def pack_coded(
         self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
     ) -> None:

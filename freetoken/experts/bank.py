@@ -74,11 +74,8 @@ class ExpertBank(ExpertSink):
         one, fmt = self.layouts[layer], self.formats[layer]
         self._check_shapes(layer, expert, gate, up, down)
         self._put_biases(layer, expert, biases)
-        record, down_t = self._layers[layer][expert], down.t()
-        for tile in range(one.num_tiles):
-            a = one.tiles_offset + tile * one.tile_bytes
-            cut = slice(tile * one.tile_width, (tile + 1) * one.tile_width)
-            fmt.pack_tile(gate[cut], up[cut], down_t[cut], record[a : a + one.code_bytes])
+        tiles = self._layers[layer][expert][one.tiles_offset : one.used_bytes]
+        fmt.pack_tiles(gate, up, down.t(), one.tile_width, tiles.view(one.num_tiles, one.tile_bytes))
         self._seen[layer * self.num_experts + expert] = 1
 
     def codes(self, layer: int) -> str:

@@ -101,6 +101,38 @@ class SlotTable:
         table.slot_of.copy_(torch.arange(1, total + 1, dtype=torch.int32))
         table.expert_of[1:].copy_(torch.arange(total, dtype=torch.int32))
 
+    @property
+    def base(self) -> int:
+        """Device address of slot 0."""
+        return self.places[0].slots_address
+
+    def resident(self) -> list[list[int]]:
+        """Per layer and expert: the slot that holds all of it, or 0. Waits for the device."""
+        table, experts = self.table, self._bank.num_experts
+        slot_of, tiles = table.slot_of.cpu().numpy(), table.tiles_in.cpu().numpy()
+        slots = np.maximum(slot_of, 0).reshape(-1, experts)
+        whole = np.array([one.num_tiles for one in self._bank.layouts])[:, None]
+        complete: list[list[int]] = np.where(tiles[slots] == whole, slots, 0).tolist()
+        return complete
+
+    def lend(self, count: int, most: int) -> list[int]:
+        """Take the last slots away from residency for a while; the warmest residents stay."""
+        if self.pool.min_units == self.pool.max_units:
+            return []  # everything is resident
+        count = max(2, min(count, most, self.num_slots - MIN_SLOTS))
+        self._device.synchronize()
+        left = self.num_slots - count
+        self._compact(left)
+        self.table.usable.fill_(left + 1)
+        prepare_victims(self.table, 0, self._bank.num_experts)
+        return list(range(left + 1, self.num_slots + 1))
+
+    def give_back(self) -> None:
+        """All slots may hold residents again."""
+        self.table.usable.fill_(self.num_slots + 1)
+        if self.pool.min_units != self.pool.max_units:
+            prepare_victims(self.table, 0, self._bank.num_experts)
+
     def count(self, stats: ExpertStats) -> None:
         """Read the device's counters."""
         values = self.table.stats.tolist()
@@ -132,16 +164,22 @@ class SlotTable:
         keys = (table.fast + table.slow if table.policy == "two_speed" else table.fast).cpu().numpy()
         live = np.flatnonzero(owner >= 0)
         ranked = live[np.argsort(-keys[owner[live]], kind="stable")]
-        for slot in ranked[num_slots:]:
-            table.slot_of[int(owner[slot])] = -1
-            table.expert_of[int(slot)] = -1
-            table.tiles_in[int(slot)] = 0
         kept = ranked[:num_slots]
         tail = kept[kept > num_slots]
         used = set(kept.tolist())
         holes = [s for s in range(1, num_slots + 1) if s not in used][: len(tail)]
         self.pool.relocate(tail.tolist(), holes)
-        for src, dst in zip(tail.tolist(), holes, strict=True):
-            table.slot_of[int(owner[src])] = dst
-            table.expert_of[dst], table.tiles_in[dst] = int(owner[src]), table.tiles_in[src].clone()
-            table.expert_of[src], table.tiles_in[src] = -1, 0
+        self._rename(owner, tail, np.array(holes, np.int64), ranked[num_slots:])
+
+    def _rename(self, owner: np.ndarray, tail: np.ndarray, holes: np.ndarray, gone: np.ndarray) -> None:
+        """Note who moved and who went, in host copies that go back at once."""
+        table = self.table
+        ours = (table.slot_of, table.expert_of, table.tiles_in)
+        slot_of, expert_of, tiles = (t.cpu().numpy() for t in ours)
+        slot_of[owner[gone]] = -1
+        slot_of[owner[tail]] = holes
+        tiles[holes], expert_of[holes] = tiles[tail], owner[tail]
+        for emptied in (gone, tail):
+            expert_of[emptied], tiles[emptied] = -1, 0
+        for mine, theirs in zip(ours, (slot_of, expert_of, tiles), strict=True):
+            mine.copy_(torch.from_numpy(theirs))

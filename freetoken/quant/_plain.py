@@ -36,6 +36,12 @@ class PlainFormat(WeightFormat):
         for part, matrix in zip(parts, (gate, up, down_t), strict=True):
             part.copy_(matrix)
 
+    def pack_tiles(self, gate: Tensor, up: Tensor, down_t: Tensor, tile_width: int, out: Tensor) -> None:
+        each = out[:, : self.tile_bytes(tile_width, gate.shape[1])].view(self.dtype)
+        parts = each.unflatten(1, (3, tile_width, gate.shape[1]))
+        for at, matrix in enumerate((gate, up, down_t)):
+            parts[:, at].copy_(matrix.unflatten(0, (-1, tile_width)))
+
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         used = tiles[..., : self.tile_bytes(tile_width, hidden)]
         gate, up, down_t = used.view(self.dtype).unflatten(-1, (3, tile_width, hidden)).unbind(-3)

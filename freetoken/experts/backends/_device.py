@@ -20,6 +20,7 @@ from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError, DeviceError
 from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
 from freetoken.experts.device_io import make_block
+from freetoken.experts.device_stream import DeviceStream
 from freetoken.experts.device_table import SlotTable
 from freetoken.experts.poller import Poller, can_compute
 from freetoken.experts.setup import ExpertSetup
@@ -47,6 +48,8 @@ class DeviceBackend(ExpertBackend):
         self._partials: dict[int, Tensor] = {}
         self._call: Call | None = None
         self._parts: list[Tensor] = []
+        self._stream = DeviceStream(setup, self.table)
+        self._interposed = False
         self._steps = 0
         self.table.set_split(self._split())
         if name == "fused":
@@ -86,6 +89,7 @@ class DeviceBackend(ExpertBackend):
 
     def wake(self) -> None:
         """A step is about to be launched: the host must be listening."""
+        self._interposed = True
         if self._poller is not None:
             self._poller.wake()
 
@@ -142,13 +146,26 @@ class DeviceBackend(ExpertBackend):
     # --- prefill, safe points ---
 
     def stream_layer(self, layer: int, x: Tensor, routing: Routing) -> Generator[None, None, Tensor]:
-        parts = []
-        for at in range(0, x.shape[0], self.setup.chunk_tokens):
-            cut = slice(at, at + self.setup.chunk_tokens)
-            self.begin(layer, x[cut], Routing(routing.ids[cut], routing.weights[cut]), None)
-            parts.append(self.finish(layer))
-            yield
-        return torch.cat(parts)
+        if self.on_routing is not None:
+            self.on_routing(layer, routing.ids.cpu())
+        if not self._stream.is_open:
+            self._stream.open()
+        if self._interposed:
+            self._stream.interrupted()
+            self._interposed = False
+        y = yield from self._stream.layer(layer, x, routing, self.setup.chunk_tokens)
+        self.stats.prefill_link_bytes = self._stream.link_bytes
+        return y
+
+    def begin_job(self, num_tokens: int) -> None:
+        self._stream.open()
+
+    def end_job(self) -> None:
+        self._stream.close()
+
+    def absent_bytes(self, num_tokens: int) -> int:
+        """All prompts of more rows than a step takes go layer by layer."""
+        return self.bank.total_bytes if num_tokens > MOST_ROWS else 0
 
     def end_step(self, step_s: float) -> None:
         self.stats.steps += 1

@@ -67,6 +67,7 @@ def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
     ITEMS: tl.constexpr = spec[5]
     IDS: tl.constexpr = spec[6]
     X: tl.constexpr = spec[7]
+    io = tl.cast(io, tl.int64)  # a low address would be an int32
     count = tl.sum(left.to(tl.int32))
     sequence = tl.load(words + 1) + 1
     failed = tl.load(words + 3)
@@ -82,7 +83,7 @@ def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
         route = tl.arange(0, ROUTES)
         own = tl.load(ids + route, mask=route < T * K, other=-1)
         tl.store((io + IDS).to(tl.pointer_type(tl.int32)) + route, own, mask=route < T * K)
-        there = (io + X).to(tl.pointer_type(x.dtype.element_ty))
+        there = tl.multiple_of((io + X).to(tl.pointer_type(x.dtype.element_ty)), 16)
         for at in range(0, T * H, BX):
             some = at + tl.arange(0, BX)
             tl.store(there + some, tl.load(x + some, mask=some < T * H, other=0.0), mask=some < T * H)

@@ -1,0 +1,174 @@
+"""A prompt's experts on the device: each layer's absent records cross the link once, behind the products.
+
+Owns a ring of slots lent by the table's tail and a copy stream. Experts are taken in ascending order in
+groups: resident ones are used in place, absent ones are copied into the ring ahead of their turn, also
+across layers, for nearly all will be needed. The host knows who is resident since the job began, or since
+a decode step was interposed; the products never wait for it. Order: a group's products wait for its copies,
+its copies for the products that used the ring's places before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freetoken.core.interfaces import Device, Event, Routing
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.device_table import SlotTable
+from freetoken.experts.setup import ExpertSetup
+from freetoken.kernels.grouped_mlp import Form, grouped_mlp, sort_routes
+
+GROUPS = 4
+RING_SHARE = 8
+"""The ring takes at most one of so many slots."""
+MOST_GROUP = 16
+
+
+@dataclass
+class Group:
+    """Absent experts [first, last) of a layer: their places in the ring, and when they are there."""
+
+    layer: int
+    first: int
+    last: int
+    experts: list[int]
+    slots: list[int]
+    event: Event | None = None
+
+
+class DeviceStream:
+    def __init__(self, setup: ExpertSetup, table: SlotTable) -> None:
+        assert setup.config.moe is not None
+        self._setup, self._table = setup, table
+        self._bank: ExpertBank = setup.bank
+        self._device: Device = setup.device
+        self._activation = setup.config.moe.activation
+        self._copy = self._device.stream("prefill")
+        self._ring: list[list[int]] = []
+        self._freed: deque[tuple[list[int], Event | None]] = deque()
+        self._ahead: deque[Group] = deque()
+        self._next = (0, 0)
+        self._resident: list[list[int]] = []
+        self.link_bytes = 0
+        self.is_open = False
+
+    def open(self) -> None:
+        """Take the ring, learn who is resident, start the first copies."""
+        count = self._table.lend(max(2, self._table.num_slots // RING_SHARE), GROUPS * MOST_GROUP)
+        size = max(1, len(count) // GROUPS)
+        places = [count[i : i + size] for i in range(0, size * (len(count) // size), size)]
+        self._freed = deque((some, None) for some in places)
+        self._learn()
+        self._ahead.clear()
+        self._next = (0, 0)
+        self.is_open = True
+        self._run_ahead()
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._device.synchronize()
+            self._table.give_back()
+
+    def layer(
+        self, layer: int, x: Tensor, routing: Routing, chunk_tokens: int
+    ) -> Generator[None, None, Tensor]:
+        """float32 [T, H] of a macro-chunk's layer; yields between groups."""
+        cuts = [slice(a, a + chunk_tokens) for a in range(0, x.shape[0], chunk_tokens)]
+        routes = [sort_routes(routing.ids[cut], self._bank.num_experts) for cut in cuts]
+        outs = [torch.zeros(x[cut].shape, dtype=torch.float32, device=x.device) for cut in cuts]
+        form, done = self._form(layer), 0
+        while done < self._bank.num_experts:
+            group = self._group(layer, done)
+            addresses = self._addresses(layer, group)
+            if group.event is not None:
+                self._device.compute.wait(group.event)
+            span = (done, group.last)
+            for cut, route, out in zip(cuts, routes, outs, strict=True):
+                grouped_mlp(x[cut], route, routing.weights[cut], addresses, form, span, out)
+            if group.slots:
+                self._freed.append((group.slots, self._device.compute.record()))
+            self._run_ahead()
+            done = group.last
+            yield
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def interrupted(self) -> None:
+        """A decode step ran in between: slots may have changed hands."""
+        self._learn()
+
+    def _learn(self) -> None:
+        self._resident = self._table.resident()
+
+    def _group(self, layer: int, done: int) -> Group:
+        """The next span of the layer: up to the end of the group whose copies come next."""
+        while self._ahead and (self._ahead[0].layer, self._ahead[0].last) <= (layer, done):
+            self._drop(self._ahead.popleft())
+        if self._ahead and self._ahead[0].layer == layer:
+            return self._ahead.popleft()
+        return Group(layer, done, self._bank.num_experts, [], [])
+
+    def _drop(self, group: Group) -> None:
+        self._freed.append((group.slots, group.event))
+
+    def _addresses(self, layer: int, group: Group) -> Tensor:
+        """int64 [E] device addresses: slots where resident, the ring where copied."""
+        pool, size = self._table.base, self._bank.slot_bytes
+        values = [pool + slot * size if slot else 0 for slot in self._resident[layer]]
+        for expert, slot in zip(group.experts, group.slots, strict=False):
+            values[expert] = pool + slot * size
+        host = torch.tensor(values, dtype=torch.int64)
+        if self._device.torch_device.type == "cpu":
+            return host
+        return host.pin_memory().to(self._device.torch_device, non_blocking=True)
+
+    def _run_ahead(self) -> None:
+        """Enqueue copies as far as there are places, layer after layer."""
+        while self._freed and self._next[0] < self._bank.num_layers:
+            layer, first = self._next
+            slots, free = self._freed.popleft()
+            group = self._cut(layer, first, slots)
+            if group.last == self._bank.num_experts:
+                self._next = (layer + 1, 0)
+            else:
+                self._next = (layer, group.last)
+            if not group.experts:
+                self._freed.appendleft((slots, free))
+                self._ahead.append(Group(layer, first, group.last, [], []))
+                continue
+            if free is not None:
+                self._copy.wait(free)
+            view, records = self._table.pool.view(), self._bank.layer(layer)
+            for expert, slot in zip(group.experts, slots, strict=False):
+                self._copy.copy(view[slot][: records.shape[1]], records[expert])
+            self.link_bytes += len(group.experts) * records.shape[1]
+            group.event = self._copy.record()
+            self._ahead.append(group)
+
+    def _cut(self, layer: int, first: int, slots: list[int]) -> Group:
+        """Experts from `first` on until the absent ones fill the places."""
+        experts: list[int] = []
+        last = first
+        while last < self._bank.num_experts:
+            if not self._resident[layer][last]:
+                if len(experts) == len(slots):
+                    break
+                experts.append(last)
+            last += 1
+        return Group(layer, first, last, experts, slots)
+
+    def _form(self, layer: int) -> Form:
+        one = self._bank.layouts[layer]
+        return Form(
+            hidden=one.hidden,
+            expert_size=one.expert_size,
+            tile_width=one.tile_width,
+            tile_bytes=one.tile_bytes,
+            tiles_offset=one.tiles_offset,
+            bias_offset=one.bias_offset if one.biased else 0,
+            activation=self._activation,
+        )
