@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import Matrix
+
 CodedMatrix = Mapping[str, Tensor]
 """A matrix in a format's own codes: `codes` uint8 [rows, K], and by name whatever scales them."""
 Biases = tuple[Tensor, Tensor, Tensor]
@@ -124,6 +126,10 @@ class WeightFormat(abc.ABC):
     @abc.abstractmethod
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         """Decode uint8 [..., tile_bytes] to gate, up, down_t, each [..., w, H]; views where possible."""
+
+    def device_code(self, tile_width: int, hidden: int) -> tuple[Matrix, ...]:
+        """How gate, up and down lie in a tile and what they mean; empty: plain numbers, or devices can't."""
+        return ()
 
 
 class ExpertSink(abc.ABC):

@@ -15,11 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import Matrix, Scale
 from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import CodedMatrix, WeightFormat
 from freetoken.core.units import align_up, ceil_div
 
 _ALIGN = 64
+_KINDS = {
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.float8_e4m3fn: "e4m3",
+}
 GATE, UP, DOWN = MATRICES = ("gate", "up", "down")
 
 
@@ -46,12 +54,29 @@ class Stream:
     plane: int = 0
 
 
+@dataclass(frozen=True)
+class Meaning:
+    """What a device has to know: the level that a code is, and the parts whose products are step and least.
+
+    level, zero, sign   as in core.codes.Matrix
+    powers              a byte that scales is an exponent (e8m0)
+    """
+
+    level: str
+    step: tuple[str, ...]
+    least: tuple[str, ...] = ()
+    zero: int = 0
+    sign: int = 1
+    powers: bool = False
+
+
 class CodedFormat(WeightFormat):
     """Codes and `parts`; subclasses say how they make numbers.
 
     planes  bits of a code that each plane holds, lowest first
     words   rows hold codes as 16-bit words of which one digit spans 32 elements; False: bytes as they come
     error   largest |decode(encode(x)) - x| over the largest |x| of the matrix
+    meaning the same as `decode`, for devices; None: they can't
     """
 
     planes: tuple[int, ...] = (4,)
@@ -59,6 +84,7 @@ class CodedFormat(WeightFormat):
     parts: tuple[Part, ...] = ()
     columns_multiple = 32
     error = 0.0
+    meaning: Meaning | None = None
 
     @abc.abstractmethod
     def encode(self, matrix: Tensor) -> CodedMatrix:
@@ -108,6 +134,33 @@ class CodedFormat(WeightFormat):
                 height, width = ceil_div(w, tall), ceil_div(h, wide)
                 yield Stream(matrix, part, at, height * width * item, height, width)
                 at += align_up(height * width * item, _ALIGN)
+
+    def device_code(self, tile_width: int, hidden: int) -> tuple[Matrix, ...]:
+        return self.device_some(tile_width, hidden, MATRICES)
+
+    def device_some(self, w: int, h: int, matrices: Sequence[str], start: int = 0) -> tuple[Matrix, ...]:
+        """Of some matrices whose streams begin at byte `start` of a tile."""
+        means = self.meaning
+        if means is None:
+            return ()
+        streams = list(self.streams(w, h, matrices))
+        found = []
+        for order, name in enumerate(matrices):
+            planes = tuple(
+                (self.planes[s.plane], start + s.offset)
+                for s in streams
+                if s.part is None and s.matrix == name
+            )
+            scales = {
+                s.part.name: _scale(s.part, start + s.offset, name, order, means.powers)
+                for s in streams
+                if s.part is not None and s.matrix in ("", name)
+            }
+            step, least = (tuple(scales[part] for part in parts) for parts in (means.step, means.least))
+            found.append(
+                Matrix(planes, means.level, step, least, means.sign, means.zero, self.words, name == DOWN)
+            )
+        return tuple(found)
 
     def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
         self.pack(self.encode(gate.float()), self.encode(up.float()), self.encode(down_t.t().float()), out)
@@ -220,6 +273,14 @@ class CodedFormat(WeightFormat):
             halves = words.reshape(*lead, w // (2 * digits), 1, h, 2)
             codes = _split(halves, bits, -3).movedim(-1, -2).reshape(*lead, w, h).mT
         return codes << low
+
+
+def _scale(part: Part, offset: int, matrix: str, order: int, powers: bool) -> Scale:
+    kind = "e8m0" if powers and part.dtype == torch.uint8 else _KINDS[part.dtype]
+    if not part.columns:
+        return Scale(kind, offset + order * part.dtype.itemsize)
+    tall, wide = (part.columns, part.rows) if matrix == DOWN else (part.rows, part.columns)
+    return Scale(kind, offset, tall, wide)
 
 
 def _whole(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import Matrix
 from freetoken.core.weights import CodedMatrix, WeightFormat
 from freetoken.quant._coded import DOWN, MATRICES, CodedFormat
 
@@ -59,6 +60,17 @@ class MixedFormat(WeightFormat):
             found |= {name: fmt.decode(coded) for name, coded in some.items()}
         gate, up, down = (found[name] for name in MATRICES)
         return gate, up, down.mT
+
+    def device_code(self, tile_width: int, hidden: int) -> tuple[Matrix, ...]:
+        found: list[Matrix] = []
+        start = 0
+        for fmt, names in self.parts:
+            some = fmt.device_some(tile_width, hidden, names, start)
+            if not some:
+                return ()
+            found += some
+            start += fmt.bytes_of(tile_width, hidden, names)
+        return tuple(found)
 
     def _split(self, tiles: Tensor, w: int, h: int) -> tuple[Tensor, ...]:
         sizes = [fmt.bytes_of(w, h, names) for fmt, names in self.parts]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.interfaces import CodedMatrix
-from freetoken.quant._coded import CodedFormat, Part, not_finite, spread
+from freetoken.quant._coded import CodedFormat, Meaning, Part, not_finite, spread
 
 SIDE = 128
 
@@ -20,6 +20,7 @@ class Fp8Block(CodedFormat):
     planes = (8,)
     parts = (Part("scales", torch.float32, SIDE, SIDE),)
     error = 0.04
+    meaning = Meaning("e4m3", ("scales",))
 
     def encode(self, matrix: Tensor) -> CodedMatrix:
         rows, columns = matrix.shape[-2:]

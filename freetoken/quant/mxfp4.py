@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freetoken.core.interfaces import CodedMatrix
 from freetoken.quant import _e2m1
-from freetoken.quant._coded import Part, blocks_of, not_finite, spread
+from freetoken.quant._coded import Meaning, Part, blocks_of, not_finite, spread
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 
 
@@ -20,6 +20,7 @@ class Mxfp4(GgufFormat):
     block = 32
     parts = (Part("scales", torch.uint8, 32),)
     error = 0.26
+    meaning = Meaning("e2m1", ("scales",), powers=True)
     gguf_type, gguf_columns = 39, 32
     fields = (Raw("scales", 1, torch.uint8), Digits("codes", 16, bits=4, run=16))
 

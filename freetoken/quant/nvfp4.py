@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freetoken.core.interfaces import CodedMatrix
 from freetoken.quant import _e2m1
-from freetoken.quant._coded import CodedFormat, Part, blocks_of, spread
+from freetoken.quant._coded import CodedFormat, Meaning, Part, blocks_of, spread
 
 _MOST = 448.0 * 6.0
 
@@ -20,6 +20,7 @@ class Nvfp4(CodedFormat):
     block = 16
     parts = (Part("scales", torch.float8_e4m3fn, 16), Part("whole", torch.float32, 0))
     error = 0.25
+    meaning = Meaning("e2m1", ("scales", "whole"))
 
     def encode(self, matrix: Tensor) -> CodedMatrix:
         blocks = blocks_of(matrix, 16)

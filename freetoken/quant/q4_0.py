@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat
 
@@ -20,6 +20,7 @@ class Q4_0(LevelFormat, GgufFormat):
     levels = tuple(range(-8, 8))
     parts = (Part("d", torch.float16, 32),)
     error = 0.13
+    meaning = Meaning("uint", ("d",), zero=8)
     gguf_type, gguf_columns = 2, 32
     fields = (Raw("d", 2, torch.float16), Digits("codes", 16, bits=4, run=16))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw, SixBits
 from freetoken.quant._levels import LevelFormat, factors, product
 
@@ -26,6 +26,7 @@ class Q4K(LevelFormat, GgufFormat):
         Part("dmin", torch.float16, 256),
     )
     error = 0.07
+    meaning = Meaning("uint", ("sc", "d"), ("mn", "dmin"))
     gguf_type, gguf_columns = 12, 256
     fields = (
         Raw("d", 2, torch.float16),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat
 
@@ -21,6 +21,7 @@ class Q5_0(LevelFormat, GgufFormat):
     levels = tuple(range(-16, 16))
     parts = (Part("d", torch.float16, 32),)
     error = 0.07
+    meaning = Meaning("uint", ("d",), zero=16)
     gguf_type, gguf_columns = 6, 32
     fields = (
         Raw("d", 2, torch.float16),

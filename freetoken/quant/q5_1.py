@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat
 
@@ -22,6 +22,7 @@ class Q5_1(LevelFormat, GgufFormat):
     levels = tuple(range(32))
     parts = (Part("d", torch.float16, 32), Part("m", torch.float16, 32))
     error = 0.04
+    meaning = Meaning("uint", ("d",), ("m",), sign=-1)
     gguf_type, gguf_columns = 7, 32
     fields = (
         Raw("d", 2, torch.float16),

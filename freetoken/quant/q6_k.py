@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat, factors, product
 
@@ -22,6 +22,7 @@ class Q6K(LevelFormat, GgufFormat):
     levels = tuple(range(-32, 32))
     parts = (Part("sc", torch.int8, 16), Part("d", torch.float16, 256))
     error = 0.06
+    meaning = Meaning("uint", ("sc", "d"), zero=32)
     gguf_type, gguf_columns = 14, 256
     fields = (
         Digits("codes", 128, bits=4, run=64),

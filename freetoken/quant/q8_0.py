@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part, blocks_of, spread
+from freetoken.quant._coded import Meaning, Part, blocks_of, spread
 from freetoken.quant._gguf import GgufFormat, Raw
 
 
@@ -17,6 +17,7 @@ class Q8_0(GgufFormat):
     words = False
     parts = (Part("scales", torch.float16, 32),)
     error = 0.006
+    meaning = Meaning("int8", ("scales",))
     gguf_type, gguf_columns = 8, 32
     fields = (Raw("scales", 2, torch.float16), Raw("codes", 32, torch.uint8))
 

@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from freetoken.core import choices
+from freetoken.core.codes import Coded
 from freetoken.core.model_config import Activation
+from freetoken.kernels.expand_records import reference as expand_reference
+from freetoken.kernels.expand_records import triton as expand
 from freetoken.kernels.grouped_mlp import Form
 from freetoken.kernels.grouped_mlp import reference as grouped_reference
 from freetoken.kernels.grouped_mlp import triton as grouped
+from freetoken.quant._mixed import MixedFormat
 
 from .triton_checks import DTYPES, INTERPRETED, PLACE, ROUND, big, close, pytestmark, rand
 
@@ -96,3 +101,49 @@ def test_grouped_experts(case: tuple[int, int, int, Activation, bool], rows: int
         grouped.grouped_mlp(x, routes, share, address, form, span, pieces)
     assert torch.equal(ours, pieces), "the same bits however the experts are cut into spans"
     assert not ours[1::7].any(), "dead rows stay as they are"
+
+
+def coded_formats() -> list:
+    formats = [choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")]
+    by_name = {fmt.name: fmt for fmt in formats if fmt.device_code(fmt.block, 512)}
+    return [*by_name.values(), MixedFormat([by_name["q4_k"], by_name["q4_k"], by_name["q6_k"]])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fmt", coded_formats(), ids=lambda fmt: fmt.name)
+def test_coded_records_expand_to_what_their_format_decodes(fmt, dtype: torch.dtype) -> None:
+    hidden, tiles, experts = (256, 1, 1) if INTERPRETED else (2048, 3, 5)
+    biased = fmt.name in ("mxfp4", "q8_0")
+    if biased:
+        tiles, experts = 2, 2
+    w = up(16, fmt.block)
+    bias_at = up(fmt.tile_bytes(w, hidden), 64) if biased else 0
+    tile = up(bias_at + 8 * w if biased else fmt.tile_bytes(w, hidden), 128)
+    start = up(4 * hidden, 256) if biased else 0
+    coded = Coded(hidden, w, tiles, tile, start, fmt.device_code(w, hidden), bias_at)
+    records = torch.zeros(experts, up(start + tiles * tile, 4096), dtype=torch.uint8)
+    want = torch.empty(experts, tiles, 3, w, hidden, dtype=dtype)
+    biases, lasts = rand(experts, tiles, 2 * w).cpu(), rand(experts, hidden).cpu()
+    for e in range(experts):
+        for t in range(tiles):
+            at = records[e, start + t * tile :][:tile]
+            parts = (rand(w, hidden, seed=9 * e + 3 * t + m).cpu() * 0.1 for m in range(3))
+            code = at[: fmt.tile_bytes(w, hidden)]
+            fmt.pack_tile(*parts, code)
+            want[e, t] = torch.stack(fmt.tile_weights(code, w, hidden)).to(dtype)
+            if biased:
+                at[bias_at : bias_at + 8 * w] = biases[e, t].view(torch.uint8)
+    if biased:
+        records[:, : 4 * hidden] = lasts.view(torch.uint8)
+    size, to_tile, to_start, to_bias = coded.plain_bytes()
+    for maker, place in ((expand_reference, "cpu"), (expand, PLACE)):
+        there = records.to(place)
+        address = (there.data_ptr() + torch.arange(experts) * records.shape[1]).to(place)
+        out = torch.zeros(experts, up(size, 128), dtype=torch.uint8, device=place)
+        maker.expand_records(address, coded, out, dtype)
+        each = out.cpu()[:, to_start : to_start + tiles * to_tile].unflatten(1, (tiles, to_tile))
+        ours = each[..., : 6 * w * hidden].contiguous().view(dtype).view(want.shape)
+        close(ours, want, ROUND[dtype] if maker is expand else 1e-12)
+        if biased:
+            assert torch.equal(each[..., to_bias : to_bias + 8 * w].contiguous().view(torch.float32), biases)
+            assert torch.equal(out.cpu()[:, : 4 * hidden].contiguous().view(torch.float32), lasts)
