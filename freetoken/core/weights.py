@@ -23,7 +23,10 @@ Biases = tuple[Tensor, Tensor, Tensor]
 
 
 BLOCKS = "blocks"
-"""The only key of a matrix that is still coded as a GGUF file has it: uint8 [rows, bytes]."""
+"""The key of a matrix that is still coded as a GGUF file has it: uint8 [rows, bytes].
+
+Beside it, `codes` is a meta tensor: only its shape is true.
+"""
 
 
 class WeightSource(abc.ABC):

@@ -195,7 +195,7 @@ def _coded_expert(
     source: WeightSource, parts: tuple[str, ...], expert: int, size: int
 ) -> tuple[CodedMatrix, CodedMatrix, CodedMatrix]:
     if len(parts) == 3:
-        gate, up, down = (reading.codes(source, n) for n in parts)
+        gate, up, down = (reading.stored(source, n) for n in parts)
         return gate, up, down
     both, down = (reading.codes(source, n, expert) for n in parts)
     return reading.rows(both, slice(0, size)), reading.rows(both, slice(size, 2 * size)), down

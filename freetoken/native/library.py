@@ -131,6 +131,11 @@ class Library:
             self.start(default_threads())
         self._lib.ft_linear(self._index(""), dtype, x, w, bias, y, *shape)
 
+    def unblock(self, blocks: object, rows: tuple[int, int, int, int], streams: object, down: bool) -> bool:
+        """Cut GGUF blocks into a tile's streams (native/unblock.py); False if a factor isn't a number."""
+        call = self._lib.ft_unblock_down if down else self._lib.ft_unblock_rows
+        return int(call(blocks, *rows, streams)) == 0
+
     def read(self, data: int, num_bytes: int, tier: str = "") -> int:
         """Read memory with all threads, for measuring."""
         return int(self._lib.ft_read(self._index(tier), data, num_bytes))
@@ -169,6 +174,8 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_poller_wake": (None, [_PTR]),
         "ft_poller_free": (None, [_PTR]),
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
+        "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
+        "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),
     }

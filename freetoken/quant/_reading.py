@@ -16,6 +16,7 @@ from freetoken.core import choices
 from freetoken.core.errors import WeightsError
 from freetoken.core.weights import BLOCKS, CodedMatrix, WeightFormat, WeightSource
 from freetoken.quant._coded import CodedFormat
+from freetoken.quant._gguf import GgufFormat
 from freetoken.quant._mixed import JOIN, MixedFormat, joined_name, split_name
 
 T = TypeVar("T")
@@ -62,6 +63,13 @@ def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMat
     except WeightsError as error:
         raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
     return coded
+
+
+def stored(source: WeightSource, name: str) -> CodedMatrix:
+    """A coded matrix for a tile: as blocks where they can be cut as they are, else its codes."""
+    found, fmt = source.read_coded(name), find(source.coding(name))
+    cuts = BLOCKS in found and isinstance(fmt, GgufFormat) and fmt.blocks is not None
+    return found if cuts else codes(source, name)
 
 
 def rows(coded: CodedMatrix, some: slice) -> dict[str, Tensor]:

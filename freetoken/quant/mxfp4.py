@@ -22,6 +22,7 @@ class Mxfp4(GgufFormat):
     error = 0.26
     meaning = Meaning("e2m1", ("scales",), powers=True)
     gguf_type, gguf_columns = 39, 32
+    exponents = "scales"
     fields = (Raw("scales", 1, torch.uint8), Digits("codes", 16, bits=4, run=16))
 
     def encode(self, matrix: Tensor) -> CodedMatrix:

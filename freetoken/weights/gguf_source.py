@@ -65,7 +65,8 @@ class GgufSource(WeightSource):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         """The matrix as blocks, a view where rows lie in order; each expert has a name, so no `index`."""
         piece = self._find(name)
-        return {BLOCKS: self._raw(piece, 0, _num_rows(piece))}
+        shape = torch.empty(piece.shape, dtype=torch.uint8, device="meta")
+        return {BLOCKS: self._raw(piece, 0, _num_rows(piece)), "codes": shape}
 
     def close(self) -> None:
         """Nothing to do: views hold the mapping, and the last one frees it."""
