@@ -146,8 +146,11 @@ class LLM:
 
     # --- life ---
 
-    def load(self, progress: Progress = lambda phase, percent: None) -> None:
-        """Build the engine, let it draw a token, start it; a failure is kept in `status` and raised."""
+    def load(self, progress: Progress = lambda phase, percent: None, *, early: bool = False) -> None:
+        """Build the engine, let it draw a token, start it; a failure is kept in `status` and raised.
+
+        early   answer while experts are still being read; `status().percent` tells how many are there
+        """
 
         def note(phase: str, percent: int) -> None:
             self._status = Status("loading", min(percent, 99))
@@ -156,7 +159,7 @@ class LLM:
         try:
             _check_trace_path(self.options.record_routing)
             self._script, options = scripted(self.options)
-            built = build(options, note)
+            built = build(options, note, early=early)
             built.engine.self_test()
         except FreeTokenError as e:
             self._status = Status("failed", 0, e)
@@ -182,7 +185,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and write what was recorded. Idempotent."""
         if self._built is not None:
-            self._built.engine.close()
+            self._built.close()
         if self._recorder is not None and self.options.record_routing:
             self._recorder.save(self.options.record_routing, {"model": self.model_name})
             self._recorder = None
@@ -224,9 +227,12 @@ class LLM:
         return self.built.codec
 
     def status(self) -> Status:
-        if self._built is not None and self._built.engine.error is not None:
-            return Status("failed", 100, self._built.engine.error)
-        return self._status
+        built = self._built
+        if built is None:
+            return self._status
+        if built.error is not None:
+            return Status("failed", 100, built.error)
+        return Status(self._status.state, built.percent)
 
     def stats(self) -> dict[str, Any]:
         """Nested plain numbers: engine counters, expert counters, memory."""

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Loadable(Engine, Protocol):
-    def load(self, progress: Callable[[str, int], None]) -> None: ...
+    def load(self, progress: Callable[[str, int], None], *, early: bool) -> None: ...
 
 
 class _Unwanted(Exception):
@@ -92,7 +92,7 @@ class _Loader:
             progress(phase, percent)
 
         try:
-            self._llm.load(report)
+            self._llm.load(report, early=True)
         except _Unwanted:
             progress.finish()
             return

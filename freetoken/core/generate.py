@@ -111,7 +111,10 @@ class PrefixReport:
 
 @dataclass(frozen=True)
 class Status:
-    """How far the model is: `percent` 0..100 while loading, `error` only when failed."""
+    """How far the model is; `error` only when failed.
+
+    percent   0..100 of the loading; when `ok`, of the experts that are in memory: it answers before all are
+    """
 
     state: State
     percent: int = 100

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -30,7 +30,12 @@ Beside it, `codes` is a meta tensor: only its shape is true.
 
 
 class WeightSource(abc.ABC):
-    """Named tensors of a checkpoint, read on demand."""
+    """Named tensors of a checkpoint, read on demand; safe from many threads.
+
+    holds_records   routed experts are no tensors here, but records for the bank
+    """
+
+    holds_records: bool = False
 
     @abc.abstractmethod
     def names(self) -> Iterable[str]: ...
@@ -157,3 +162,7 @@ class ExpertSink(abc.ABC):
     ) -> None:
         """gate, up [I, H] and down [H, I] in the codes of `codes(layer)`."""
         raise NotImplementedError("this sink takes plain numbers")
+
+    def defer(self, layer: int, expert: int, fill: Callable[[ExpertSink], None]) -> None:
+        """Call `fill(sink)` now or later, in whatever thread; it reads one expert and puts it."""
+        fill(self)

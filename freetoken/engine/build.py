@@ -21,13 +21,10 @@ from freetoken.cache.null import NullCache
 from freetoken.cache.pages import UnitAllocator
 from freetoken.chat.codec import ChatCodec
 from freetoken.core import choices
-from freetoken.core.errors import WeightsError
+from freetoken.core.errors import FreeTokenError, WeightsError
 from freetoken.core.interfaces import (
-    Biases,
-    CodedMatrix,
     Device,
     ExpertBackend,
-    ExpertSink,
     Pool,
 )
 from freetoken.core.log import logger
@@ -35,6 +32,7 @@ from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options
 from freetoken.core.prefix import PrefixCache
 from freetoken.core.units import MIB
+from freetoken.engine.banks import Filling, make_bank
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, Plan, make_plan
@@ -44,10 +42,10 @@ from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
 from freetoken.engine.states import StateMover
 from freetoken.engine.survey import Parts, Progress, gather_facts, survey
-from freetoken.experts import bank as expert_bank
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
 from freetoken.native.topology import default_threads
+from freetoken.weights.files import Files
 from freetoken.weights.load import Checkpoint, open_checkpoint
 
 log = logger("build")
@@ -68,17 +66,40 @@ GENERATION_KEYS = {
 
 @dataclass(frozen=True)
 class Built:
-    """A loaded model's parts; `engine` is not started yet."""
+    """A loaded model's parts; `engine` is not started yet.
+
+    filling   brings the experts, maybe still while the engine serves; None for a model without
+    """
 
     engine: Engine
     codec: ChatCodec
     config: ModelConfig
     device: Device
     generation_defaults: Mapping[str, float]
+    filling: Filling | None = None
 
     @property
     def plan(self) -> Plan:
         return self.engine.plan
+
+    @property
+    def percent(self) -> int:
+        """How many of the experts are there."""
+        return self.filling.percent if self.filling else 100
+
+    @property
+    def error(self) -> FreeTokenError | None:
+        """What keeps it from serving on: the engine's error, or that of reading experts."""
+        error = self.engine.error or (self.filling.error if self.filling else None)
+        if error is None or isinstance(error, FreeTokenError):
+            return error
+        return WeightsError(f"Reading experts failed: {error}.", hint="Load the model again.")
+
+    def close(self) -> None:
+        """Stop reading and serving. Idempotent."""
+        if self.filling is not None:
+            self.filling.stop()
+        self.engine.close()
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and memory as nested plain numbers."""
@@ -109,23 +130,43 @@ class Built:
         }
 
 
-def build(options: Options, progress: Progress = lambda phase, percent: None) -> Built:
-    """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated."""
+def build(
+    options: Options,
+    progress: Progress = lambda phase, percent: None,
+    *,
+    early: bool = False,
+    files: Files | None = None,
+) -> Built:
+    """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated.
+
+    early   return while experts are still being read: a step waits for those that it needs
+    files   how the checkpoint's bytes are read (default: past the page cache, unless they lie in it)
+    """
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, files)
     codec = _codec(options, checkpoint)
     parts = survey(options, checkpoint, progress)
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)
     torch.set_num_threads(_threads(options, facts))
-    progress("reading experts", 5)
-    experts = _experts(parts, plan)
-    progress("reading dense weights", 90)
-    engine = _engine(parts, plan, facts, experts)
-    checkpoint.close()
+    filling = None
+    if parts.formats and parts.config.moe is not None:
+        bank = make_bank(parts.config, parts.formats, checkpoint.records)
+        filling = Filling(parts.family, parts.config, checkpoint, bank, parts.device)
+    try:
+        engine = _engine(parts, plan, facts, filling)
+        if filling is None:
+            checkpoint.close()
+        elif not early:
+            filling.wait(lambda percent: progress("reading experts", 10 + 89 * percent // 100))
+    except BaseException:
+        if filling is not None:
+            filling.stop()
+        raise
     progress("ready", 100)
-    return Built(engine, codec, parts.config, parts.device, _generation_defaults(checkpoint.generation))
+    defaults = _generation_defaults(checkpoint.generation)
+    return Built(engine, codec, parts.config, parts.device, defaults, filling)
 
 
 def _codec(options: Options, checkpoint: Checkpoint) -> ChatCodec:
@@ -150,57 +191,15 @@ def _usable_cpus() -> int:
     return psutil.cpu_count() or 1
 
 
-class _Counting(ExpertSink):
-    """Passes experts on to the bank and reports percent."""
-
-    def __init__(self, sink: ExpertSink, total: int, progress: Progress) -> None:
-        self._sink, self._total, self._progress, self._done = sink, max(total, 1), progress, 0
-
-    def put(
-        self,
-        layer: int,
-        expert: int,
-        gate: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        biases: Biases | None = None,
-    ) -> None:
-        self._sink.put(layer, expert, gate, up, down, biases)
-        self._count()
-
-    def codes(self, layer: int) -> str:
-        return self._sink.codes(layer)
-
-    def put_coded(
-        self,
-        layer: int,
-        expert: int,
-        matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix],
-        biases: Biases | None = None,
-    ) -> None:
-        self._sink.put_coded(layer, expert, matrices, biases)
-        self._count()
-
-    def _count(self) -> None:
-        self._done += 1
-        if self._done % 16 == 0 or self._done == self._total:
-            self._progress("reading experts", 5 + 85 * self._done // self._total)
-
-
-def _experts(parts: Parts, plan: Plan) -> ExpertBackend:
-    """Fill the bank in its final layout and put the chosen backend around it."""
+def _experts(parts: Parts, plan: Plan, filling: Filling | None) -> ExpertBackend:
+    """Put the chosen backend around the bank."""
     options, config = parts.options, parts.config
-    if not parts.formats or config.moe is None:
+    if filling is None:
         return NoExperts()
-    bank = expert_bank.create(config, parts.formats)
-    sink = _Counting(bank, len(bank.missing()), parts.progress)
-    parts.family.load_experts(config, parts.checkpoint.source, sink)
-    if bank.missing():
-        raise WeightsError(f"{len(bank.missing())} experts are missing.", code="missing_experts")
     policy = choices.load("freetoken.experts.policies", plan.policy).POLICY()
     setup = ExpertSetup(
         config=config,
-        bank=bank,
+        bank=filling.bank,
         device=parts.device,
         numerics=parts.numerics,
         policy=policy,
@@ -217,7 +216,7 @@ def _experts(parts: Parts, plan: Plan) -> ExpertBackend:
     return backend
 
 
-def _engine(parts: Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> Engine:
+def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> Engine:
     device = parts.device
     sizes, memory = facts.sizes, plan.memory
     kv = device.pool("kv", sizes.page_bytes, memory.num_pages, min_units=2, max_units=plan.max_pages)
@@ -225,7 +224,14 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, experts: ExpertBackend) -> E
     if facts.has_states:
         states = memory.num_states
         pools["state"] = device.pool("state", sizes.state_bytes, states, min_units=states, max_units=states)
+    parts.progress("reading dense weights", 5)
     model = parts.family.build(parts.config, parts.checkpoint.source, device, parts.numerics, pools)
+    parts.progress("reading experts", 10)
+    if filling is not None:
+        filling.start(pins=plan.backend != "cpu")
+        if not device.in_host_memory:  # its kernels read the bank without asking whether a record is there
+            filling.wait(lambda percent: parts.progress("reading experts", 10 + 80 * percent // 100))
+    experts = _experts(parts, plan, filling)
     sampler = Sampler(plan.max_running + 1, device.torch_device)
     runner = Runner(model, experts, device, sampler)
     max_pages = plan.max_model_len // plan.page_size + 2

@@ -20,13 +20,12 @@ from freetoken.core.interfaces import (
     Numerics,
     StateSpec,
     WeightFormat,
-    WeightSource,
 )
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options, check_choices
+from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
 from freetoken.engine.plan import Facts, default_chunk
-from freetoken.experts import bank as expert_bank
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
@@ -73,7 +72,7 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
         config=config,
         numerics=numerics,
         device=_device(options),
-        formats=_expert_formats(family, config, checkpoint.source),
+        formats=_expert_formats(family, config, checkpoint),
         specs=specs,
         progress=progress,
         notes=(note,) if note else (),
@@ -146,9 +145,12 @@ def _device(options: Options) -> Device:
 
 
 def _expert_formats(
-    family: ModelFamily, config: ModelConfig, source: WeightSource
+    family: ModelFamily, config: ModelConfig, checkpoint: Checkpoint
 ) -> tuple[WeightFormat, ...]:
     """The format of each MoE layer's records, by how its first expert is stored."""
+    if checkpoint.records is not None:
+        return record_formats(checkpoint.records)
+    source = checkpoint.source
     return tuple(formats.of_expert(source, names) for names in family.expert_tensors(config, source))
 
 
@@ -157,7 +159,7 @@ def _sizes(parts: Parts) -> Sizes:
     dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
     record = num_experts = bank_bytes = 0
     if config.moe is not None and parts.formats:
-        bank = expert_bank.create(config, parts.formats, phantom=True)
+        bank = make_bank(config, parts.formats, parts.checkpoint.records, phantom=True)
         record, bank_bytes = bank.slot_bytes, bank.total_bytes
         num_experts = config.num_moe_layers * config.moe.num_experts
     chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory)

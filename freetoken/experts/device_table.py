@@ -57,19 +57,17 @@ class SlotTable:
         if not everything:
             first = torch.arange(1, min(VICTIMS, count) + 1, dtype=torch.int32)
             self.table.victims[: len(first)] = first.to(place)
-        address = device.pin(bank.buffer)
-        self.places = [self._place(setup, layer, address) for layer in range(bank.num_layers)]
+        self.places = [self._place(setup, layer) for layer in range(bank.num_layers)]
 
-    def _place(self, setup: ExpertSetup, layer: int, address: int) -> Place:
+    def _place(self, setup: ExpertSetup, layer: int) -> Place:
         assert setup.config.moe is not None
         bank, one = self._bank, self._bank.layouts[layer]
         records = bank.layer(layer)
-        offset = records.data_ptr() - bank.buffer.data_ptr()
         return Place(
             layer=layer,
             num_experts=bank.num_experts,
             records=records,
-            address=address + offset if address else 0,
+            address=bank.address(layer, setup.device.pin),
             slots=self.pool.view(),
             hidden=one.hidden,
             tile_width=one.tile_width,

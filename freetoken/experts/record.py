@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import WeightFormat
 from freetoken.core.units import align_up
@@ -67,6 +69,10 @@ class RecordLayout:
     @property
     def record_bytes(self) -> int:
         return align_up(self.used_bytes, RECORD_ALIGN)
+
+    def tiles(self, record: Tensor) -> Tensor:
+        """uint8 [T, tile_bytes], a view of a record."""
+        return record[self.tiles_offset : self.used_bytes].view(self.num_tiles, self.tile_bytes)
 
     def tile_range(self, first: int, last: int) -> tuple[int, int]:
         """Byte range of tiles [first, last); the header travels with tile 0."""

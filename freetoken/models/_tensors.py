@@ -8,6 +8,7 @@ missing, unknown or ill-shaped tensor at once before the first byte is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -161,15 +162,24 @@ def load_experts(config: ModelConfig, source: WeightSource, sink: ExpertSink) ->
         fused = is_fused(names, layer)
         for expert in range(moe.num_experts):
             parts = _fused_names(at) if fused else _split_names(at, expert)
-            wanted = sink.codes(moe_layer)
-            if wanted and reading.expert_coding(source, parts) == wanted:
-                sink.put_coded(moe_layer, expert, _coded_expert(source, parts, expert, moe.expert_size))
-                continue
-            matrices = [reading.numbers(source, n, expert if fused else None) for n in parts]
-            if fused:
-                matrices[:1] = matrices[0][: moe.expert_size], matrices[0][moe.expert_size :]
-            gate, up, down = matrices
-            sink.put(moe_layer, expert, gate, up, down)
+            where = (moe_layer, expert)
+            sink.defer(*where, partial(_put_expert, source, parts, where, moe.expert_size))
+
+
+def _put_expert(
+    source: WeightSource, parts: tuple[str, ...], where: tuple[int, int], size: int, sink: ExpertSink
+) -> None:
+    """Read one expert's tensors and hand them on, in codes if the sink keeps the same."""
+    layer, expert = where
+    wanted, fused = sink.codes(layer), len(parts) == 2
+    if wanted and reading.expert_coding(source, parts) == wanted:
+        sink.put_coded(layer, expert, _coded_expert(source, parts, expert, size))
+        return
+    matrices = [reading.numbers(source, n, expert if fused else None) for n in parts]
+    if fused:
+        matrices[:1] = matrices[0][:size], matrices[0][size:]
+    gate, up, down = matrices
+    sink.put(layer, expert, gate, up, down)
 
 
 def expert_tensors(config: ModelConfig, source: WeightSource) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ plain numbers the same matrices are transposed. Gate and up take turns in the ro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,15 +186,16 @@ class GptOssFamily(DecoderFamily):
             gate_up, down = source.read(at + "gate_up_proj_bias"), source.read(at + "down_proj_bias")
             for expert in range(config.moe.num_experts):
                 biases = gate_up[expert, 0::2], gate_up[expert, 1::2], down[expert]
-                _put_expert(source, at, put, (moe_layer, expert), biases)
+                place = (moe_layer, expert)
+                put.defer(*place, partial(_put_expert, source, at, place, biases))
 
 
 def _put_expert(
     source: WeightSource,
     at: str,
-    put: ExpertSink,
     place: tuple[int, int],
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    put: ExpertSink,
 ) -> None:
     """One expert in its codes, or as numbers; `place`: (MoE layer, expert)."""
     layer, expert = place

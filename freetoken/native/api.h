@@ -83,6 +83,17 @@ FT_API int ft_linear(int tier, int dtype, const void* x, const void* w, const vo
 FT_API uint64_t ft_read(int tier, const void* data, uint64_t num_bytes);
 /* Do nothing on all threads `count` times: what one dispatch costs. */
 FT_API int ft_pool_ping(int count);
+/* --- loading: single-threaded, the caller brings the threads --- */
+
+/* CRC-32 as zlib's, continued from crc (0 to begin). */
+FT_API uint32_t ft_crc32(uint32_t crc, const void* data, uint64_t num_bytes);
+/* dst[c][r] = src[r][c] for items of 1, 2 or 4 bytes; steps are bytes from row to row. */
+FT_API int ft_transpose(int item_bytes, const void* src, uint64_t src_step, void* dst, uint64_t dst_step,
+                        int64_t rows, int64_t columns);
+/* Uncoded gate, up [I, H] and down [H, I] into tiles; shape is H, I, tile width, bytes from tile to tile. */
+FT_API int ft_pack_plain(int item_bytes, const void* gate, const void* up, const void* down, void* tiles,
+                         const uint64_t shape[4]);
+
 /* Ask for huge pages under [data, data + num_bytes). Returns 0 if the system agreed. */
 FT_API int ft_advise_huge(void* data, uint64_t num_bytes);
 

@@ -152,6 +152,22 @@ class Library:
         """Ask for huge pages under a range; True if the system agreed."""
         return int(self._lib.ft_advise_huge(data, num_bytes)) == 0
 
+    def crc32(self, data: int, num_bytes: int, crc: int = 0) -> int:
+        """zlib's CRC-32 of memory, continued from `crc`."""
+        return int(self._lib.ft_crc32(crc, data, num_bytes))
+
+    def transpose(
+        self, item_bytes: int, src: int, dst: int, shape: tuple[int, int], steps: tuple[int, int]
+    ) -> None:
+        """dst[c][r] = src[r][c]; shape is (rows, columns) of src, steps are bytes between rows of each."""
+        self._lib.ft_transpose(item_bytes, src, steps[0], dst, steps[1], *shape)
+
+    def pack_plain(
+        self, item_bytes: int, matrices: tuple[int, int, int], tiles: int, shape: tuple[int, int, int, int]
+    ) -> None:
+        """Cut gate, up [I, H] and down [H, I] into tiles; shape is (H, I, tile width, tile bytes)."""
+        self._lib.ft_pack_plain(item_bytes, *matrices, tiles, (_U64 * 4)(*shape))
+
     def _index(self, tier: str) -> int:
         return self.tiers.index(tier or self.tier)
 
@@ -178,6 +194,9 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),
+        "ft_crc32": (_U32, [_U32, _PTR, _U64]),
+        "ft_transpose": (c_int, [c_int, _PTR, _U64, _PTR, _U64, _I64, _I64]),
+        "ft_pack_plain": (c_int, [c_int, _PTR, _PTR, _PTR, _PTR, ctypes.POINTER(_U64)]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freetoken.core.interfaces import WeightFormat
+from freetoken.core.weights import WeightFormat
+from freetoken.native.library import library
 
 
 class PlainFormat(WeightFormat):
@@ -37,8 +38,15 @@ class PlainFormat(WeightFormat):
             part.copy_(matrix)
 
     def pack_tiles(self, gate: Tensor, up: Tensor, down_t: Tensor, tile_width: int, out: Tensor) -> None:
-        each = out[:, : self.tile_bytes(tile_width, gate.shape[1])].view(self.dtype)
-        parts = each.unflatten(1, (3, tile_width, gate.shape[1]))
+        lib, matrices = library(), (gate, up, down_t.t())
+        size, hidden = gate.shape
+        if lib is not None and all(m.dtype == self.dtype and m.is_contiguous() for m in matrices):
+            shape = (hidden, size, tile_width, out.stride(0))
+            places = tuple(m.data_ptr() for m in matrices)
+            lib.pack_plain(self.dtype.itemsize, places, out.data_ptr(), shape)
+            return
+        each = out[:, : self.tile_bytes(tile_width, hidden)].view(self.dtype)
+        parts = each.unflatten(1, (3, tile_width, hidden))
         for at, matrix in enumerate((gate, up, down_t)):
             parts[:, at].copy_(matrix.unflatten(0, (-1, tile_width)))
 

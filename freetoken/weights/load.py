@@ -15,6 +15,10 @@ from typing import Any
 from freetoken.core import hub_cache
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.log import logger
+from freetoken.weights import ftw_index
+from freetoken.weights.files import Files
+from freetoken.weights.ftw import FtwSource, is_ftw
+from freetoken.weights.ftw_index import Index
 from freetoken.weights.gguf_config import config_of, generation_of
 from freetoken.weights.gguf_source import GgufSource
 from freetoken.weights.gguf_split import GgufModel, models_in
@@ -32,6 +36,8 @@ class Checkpoint:
 
     path      the directory, or the first GGUF file
     metadata  a GGUF file's keys, its vocabulary and templates among them; empty for a directory
+    files     where all bytes come from
+    records   where the experts lie, if the container holds them as records
     skipped   stored names of parts that a text model doesn't use
     """
 
@@ -40,6 +46,8 @@ class Checkpoint:
     source: CanonicalSource
     generation: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    files: Files = field(default_factory=Files)
+    records: Index | None = None
 
     @property
     def model_type(self) -> str:
@@ -53,8 +61,8 @@ class Checkpoint:
         self.source.close()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face checkpoint directory or a GGUF file; nothing but headers is read yet."""
+def open_checkpoint(path: str | Path, files: Files | None = None) -> Checkpoint:
+    """Open a checkpoint directory, of Hugging Face or FTW, or a GGUF file; only headers are read yet."""
     try:
         directory = _directory(Path(path).expanduser())
         if directory.suffix == GGUF and directory.is_file():
@@ -74,11 +82,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         )
     defaults = directory / "generation_config.json"
     generation = _read_json(defaults) if defaults.exists() else {}
-    source = CanonicalSource(with_plain_names(directory, config, open_directory(directory)))
+    files, records = files or Files(), None
+    if is_ftw(directory):
+        opened = FtwSource(directory, files)
+        source, records = CanonicalSource(opened), opened.index
+    else:
+        stored = open_directory(directory, files)
+        source = CanonicalSource(with_plain_names(directory, config, stored))
     if source.skipped:
         groups = sorted({name.split(".layers.")[0].rsplit(".", 1)[0] for name in source.skipped})
         _log.info("skipped %d tensors that text doesn't need: %s", len(source.skipped), ", ".join(groups[:8]))
-    return Checkpoint(directory, config, source, generation)
+    return Checkpoint(directory, config, source, generation, files=files, records=records)
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -108,6 +122,7 @@ def _directory(path: Path) -> Path:
             or _fetch_hint(path)
             or f"Look into {parent}; --model takes a directory with config.json, or a .gguf file.",
         )
+    ftw_index.refuse_unreadable(path)
     if not any(path.glob("*.safetensors")) and (found := models_in(path)):
         return _only(found)
     if not (path / "config.json").is_file():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.interfaces import WeightSource
 from freetoken.core.log import logger
+from freetoken.weights.files import Files
 
 INDEX_NAME = "model.safetensors.index.json"
 _log = logger("weights")
@@ -103,12 +103,12 @@ def _entry(value: Mapping[str, Any], data_start: int) -> TensorEntry:
 
 
 class SafetensorsSource(WeightSource):
-    """Tensors of one or several files under unique names."""
+    """Tensors of one or several files under unique names; `files` says how their bytes come."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], files: Files | None = None) -> None:
         self._entries: dict[str, tuple[Path, TensorEntry]] = {}
-        self._maps: dict[Path, mmap.mmap] = {}
-        for path in files:
+        self._files = files or Files()
+        for path in paths:
             for name, entry in read_header(path).items():
                 if name in self._entries:
                     other = self._entries[name][0].name
@@ -145,9 +145,7 @@ class SafetensorsSource(WeightSource):
         )
 
     def close(self) -> None:
-        # Only let go: tensors hold the mapping without locking it, so closing it would pull the memory
-        # from under them. The last tensor frees it.
-        self._maps.clear()
+        self._files.close()
 
     def _find(self, name: str) -> tuple[Path, TensorEntry]:
         if name not in self._entries:
@@ -162,15 +160,12 @@ class SafetensorsSource(WeightSource):
         count = math.prod(shape) * dtype.itemsize
         if count == 0:
             return torch.empty(shape, dtype=dtype)
-        if path not in self._maps:
-            with path.open("rb") as file:
-                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        raw = torch.frombuffer(self._maps[path], dtype=torch.uint8, count=count, offset=offset)
+        raw = self._files.bytes_of(path, offset, count)
         aligned = raw if offset % dtype.itemsize == 0 else raw.clone()
         return aligned.view(dtype).view(shape)
 
 
-def open_directory(directory: Path) -> SafetensorsSource:
+def open_directory(directory: Path, files: Files | None = None) -> SafetensorsSource:
     """Open the checkpoint in a directory: by its index if there is one, else all its files."""
     index = directory / INDEX_NAME
     present = sorted(directory.glob("*.safetensors"))
@@ -183,14 +178,14 @@ def open_directory(directory: Path) -> SafetensorsSource:
             )
         if len(present) > 1:
             _log.warning("%s is missing; reading all %d files", INDEX_NAME, len(present))
-        return SafetensorsSource(present)
+        return SafetensorsSource(present, files)
     listed = _read_index(index)
     shards = sorted({directory / file for file in listed.values()})
     _check_present(index, shards)
     stray = sorted(set(present) - set(shards))
     if stray:
         _log.warning("not in %s, ignored: %s", INDEX_NAME, ", ".join(p.name for p in stray))
-    source = SafetensorsSource(shards)
+    source = SafetensorsSource(shards, files)
     _check_index(listed, source)
     return source
 

@@ -67,6 +67,8 @@ class BaseBackend(ExpertBackend):
 
     def _plan(self, layer: int, x: Tensor, routing: Routing, *, with_sums: bool = True) -> LayerWork:
         plan = plan_rows(routing.ids, self.math.exact)
+        if self.bank.fills:
+            self.bank.require((plan.experts + layer * self.bank.num_experts).tolist())
         layout = self.bank.layouts[layer]
         z = self.math.output(plan.num_rows if with_sums else 0, layout.hidden)
         return LayerWork(layer, layout, plan, self.math.gather_rows(x), z, routing.weights)

@@ -34,6 +34,7 @@ class FusedBackend(BaseBackend):
         view, fill = self._pool.view(), self.device.stream("fill")
         for layer in range(self.bank.num_layers):
             records = self.bank.layer(layer)
+            self.bank.require(range(layer * self.bank.num_experts, (layer + 1) * self.bank.num_experts))
             for expert in range(self.bank.num_experts):
                 unit = 1 + layer * self.bank.num_experts + expert
                 fill.copy(view[unit][: records.shape[1]], records[expert])

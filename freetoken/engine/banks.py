@@ -1,0 +1,137 @@
+"""The expert bank of a model and its filling, from whatever container the checkpoint is.
+
+Owns the choice between reading records as they lie (FTW) and packing matrices, and the end of both: the
+checkpoint is closed by whoever reads last. Knows no plan and no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from freetoken.core.errors import WeightsError
+from freetoken.core.interfaces import Device, ModelFamily
+from freetoken.core.model_config import ModelConfig
+from freetoken.core.weights import WeightFormat
+from freetoken.experts import bank as expert_bank
+from freetoken.experts.bank import ExpertBank
+from freetoken.experts.loading import Deferred, Job, Loading, record_jobs
+from freetoken.experts.record import RecordLayout
+from freetoken.quant import _reading as formats
+from freetoken.weights.ftw_index import INDEX_NAME, Index
+from freetoken.weights.load import Checkpoint
+
+
+def make_bank(
+    config: ModelConfig,
+    layer_formats: Sequence[WeightFormat],
+    records: Index | None,
+    *,
+    phantom: bool = False,
+) -> ExpertBank:
+    """The empty bank: laid out as the container's records are, or as we lay out what it has."""
+    if records is None:
+        return expert_bank.create(config, layer_formats, phantom=phantom)
+    layouts = [RecordLayout(**one.layout) for one in records.layers]
+    bank = ExpertBank(layouts, layer_formats, records.num_experts, phantom=phantom)
+    _check_geometry(config, records, bank)
+    return bank
+
+
+def record_formats(records: Index) -> tuple[WeightFormat, ...]:
+    """The weight format of each MoE layer's records."""
+    return tuple(formats.find(one.format) for one in records.layers)
+
+
+def _check_geometry(config: ModelConfig, records: Index, bank: ExpertBank) -> None:
+    """The records must be those of this config, and laid out as this version computes."""
+    assert config.moe is not None
+    wrong = ""
+    if (bank.num_layers, bank.num_experts) != (config.num_moe_layers, config.moe.num_experts):
+        wrong = f"{bank.num_layers} x {bank.num_experts} experts"
+    for layer, (one, fmt) in enumerate(zip(bank.layouts, bank.formats, strict=True)):
+        if (one.hidden, one.expert_size) != (config.hidden_size, config.moe.expert_size):
+            wrong = f"experts of {one.hidden} x {one.expert_size}"
+        elif one.code_bytes != fmt.tile_bytes(one.tile_width, one.hidden) or one.record_bytes != (
+            records.layers[layer].record_bytes
+        ):
+            wrong = f"{fmt.name} records of another layout in MoE layer {layer}"
+    if wrong:
+        raise WeightsError(
+            f"{INDEX_NAME} describes {wrong}, which does not fit config.json and this version.",
+            code="invalid_index",
+            hint="Write the directory anew from the original checkpoint with ft checkpoint.",
+        )
+
+
+class Filling:
+    """A bank on its way to be full."""
+
+    def __init__(
+        self,
+        family: ModelFamily,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        bank: ExpertBank,
+        device: Device,
+    ) -> None:
+        self.bank = bank
+        self._family, self._config, self._checkpoint = family, config, checkpoint
+        self._device = device
+        self._loading: Loading | None = None
+
+    @property
+    def percent(self) -> int:
+        return self._loading.percent if self._loading else 0
+
+    @property
+    def error(self) -> Exception | None:
+        return self.bank.arrivals.error
+
+    def start(self, *, pins: bool = True) -> None:
+        """Begin to fill; from here on reading a record waits for it.
+
+        pins   lock complete layers for the device, which reads them
+        """
+        jobs = self._jobs()
+        missing = set(self.bank.missing())
+        for job in jobs:
+            missing -= set(range(job.first, job.first + job.count))
+        if missing:
+            raise WeightsError(f"{len(missing)} experts are missing.", code="missing_experts")
+        self.bank.fills = True
+        self._loading = Loading(
+            self.bank,
+            jobs,
+            self._checkpoint.files,
+            pin=self._pin if pins else Tensor.data_ptr,
+            done=self._ended,
+        )
+        self._loading.start()
+
+    def _jobs(self) -> list[Job]:
+        checkpoint = self._checkpoint
+        if checkpoint.records is not None:
+            return record_jobs(self.bank, checkpoint.records, checkpoint.path, checkpoint.files)
+        sink = Deferred(self.bank)
+        self._family.load_experts(self._config, checkpoint.source, sink)
+        return sink.jobs
+
+    def wait(self, progress: Callable[[int], None] = lambda percent: None) -> None:
+        """Until the bank is full; raises what went wrong."""
+        if self._loading is not None:
+            self._loading.wait(progress)
+
+    def stop(self) -> None:
+        """Give up what is not read yet. Idempotent."""
+        if self._loading is not None:
+            self._loading.stop()
+        self._checkpoint.close()
+
+    def _pin(self, memory: Tensor) -> int:
+        self._device.enter()
+        return self._device.pin(memory)
+
+    def _ended(self, error: Exception | None) -> None:
+        self._checkpoint.close()

@@ -1,0 +1,101 @@
+"""Packing experts into records: what the bank and a container's writer share.
+
+Owns where matrices and biases go within a record, and the refusal of wrong shapes. Doesn't know where records
+lie: `place` gives the bytes, `finish` hears that they are complete. Safe from many threads, one expert each.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from freetoken.core.errors import WeightsError
+from freetoken.core.weights import Biases, CodedMatrix, ExpertSink, WeightFormat
+from freetoken.experts.record import RecordLayout
+
+
+class RecordSink(ExpertSink):
+    """Takes experts as matrices, in numbers or in a layer's own codes, and lays them out.
+
+    layouts, formats   of each MoE layer
+    """
+
+    def __init__(
+        self, layouts: Sequence[RecordLayout], formats: Sequence[WeightFormat], num_experts: int
+    ) -> None:
+        self.layouts, self.formats = tuple(layouts), tuple(formats)
+        self.num_layers, self.num_experts = len(self.layouts), num_experts
+
+    @abc.abstractmethod
+    def place(self, layer: int, expert: int) -> Tensor:
+        """uint8 [record_bytes]: where this record is written."""
+
+    @abc.abstractmethod
+    def finish(self, layer: int, expert: int, record: Tensor) -> None:
+        """Every byte that counts is written."""
+
+    def put(
+        self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor, biases: Biases | None = None
+    ) -> None:
+        """Code one expert's matrices into its record: gate, up [I, H] and down [H, I]."""
+        one, fmt = self.layouts[layer], self.formats[layer]
+        _check_shapes(one, (layer, expert), gate, up, down)
+        record = self.place(layer, expert)
+        fmt.pack_tiles(gate, up, down.t(), one.tile_width, one.tiles(record))
+        _put_biases(one, (layer, expert), record, biases)
+        self.finish(layer, expert, record)
+
+    def codes(self, layer: int) -> str:
+        return self.formats[layer].name
+
+    def put_coded(
+        self,
+        layer: int,
+        expert: int,
+        matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix],
+        biases: Biases | None = None,
+    ) -> None:
+        """Lay out an expert that the checkpoint has in the layer's own codes: gate, up and down."""
+        one, fmt = self.layouts[layer], self.formats[layer]
+        _check_shapes(one, (layer, expert), *(m["codes"] for m in matrices))
+        record = self.place(layer, expert)
+        for tile, out in enumerate(one.tiles(record)):
+            fmt.pack_coded(matrices, tile, one.tile_width, out[: one.code_bytes])
+        _put_biases(one, (layer, expert), record, biases)
+        self.finish(layer, expert, record)
+
+
+def _put_biases(one: RecordLayout, where: tuple[int, int], record: Tensor, biases: Biases | None) -> None:
+    """Write float32 [I], [I] and [H] where the layout has room for them; absent ones are zero."""
+    if biases is None and not one.biased:
+        return
+    wide, tall = (one.expert_size,), (one.hidden,)
+    if biases is None:
+        biases = torch.zeros(wide), torch.zeros(wide), torch.zeros(tall)
+    gate, up, down = (b.float() for b in biases)
+    down_shape = tall if one.biased else (0,)
+    _check(where, ("bias of gate", gate, wide), ("bias of up", up, wide), ("bias of down", down, down_shape))
+    record[: 4 * one.hidden].view(torch.float32).copy_(down)
+    room = one.tiles(record)[:, one.bias_offset : one.bias_offset + 8 * one.tile_width].view(torch.float32)
+    room.unflatten(1, (2, -1)).copy_(
+        torch.stack([gate, up]).unflatten(1, (one.num_tiles, -1)).transpose(0, 1)
+    )
+
+
+def _check_shapes(one: RecordLayout, where: tuple[int, int], gate: Tensor, up: Tensor, down: Tensor) -> None:
+    wide, tall = (one.expert_size, one.hidden), (one.hidden, one.expert_size)
+    _check(where, ("gate", gate, wide), ("up", up, wide), ("down", down, tall))
+
+
+def _check(where: tuple[int, int], *parts: tuple[str, Tensor, tuple[int, ...]]) -> None:
+    for name, tensor, shape in parts:
+        if tuple(tensor.shape) != shape:
+            raise WeightsError(
+                f"{name} of expert {where[1]} in MoE layer {where[0]} is {list(tensor.shape)}, "
+                f"expected {list(shape)}.",
+                code="invalid_tensor_shape",
+                hint="Check that config.json belongs to these weights.",
+            )
