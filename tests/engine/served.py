@@ -14,6 +14,8 @@ from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit
 from freetoken.engine.build import Built, build
 
+from .sessions import Turns, conversation
+
 Trace = list[tuple[int, float]]
 """Token ids with the model's own log probabilities: equal traces mean equal arithmetic."""
 
@@ -44,8 +46,10 @@ class Served:
             self.outputs.setdefault(output.request_id, []).append(output)
 
     def submit(self, name: str, ids: np.ndarray, tokens: int = 12, **params) -> None:
+        anchors, group = params.pop("anchors", ()), params.pop("group", "")
         params = {"temperature": 0.0, "logprobs": 0, "ignore_eos": True, **params}
-        self.engine.submit(Submit(name, ids, SamplingParams(max_tokens=tokens, **params)))
+        sampling = SamplingParams(max_tokens=tokens, **params)
+        self.engine.submit(Submit(name, ids, sampling, anchors, group=group))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -75,6 +79,15 @@ class Served:
 
 def serve(**wishes) -> Served:
     return Served(build(Options(**wishes)))
+
+
+def say(served: Served, name: str, turns: Turns, tokens: int, group: str = "") -> tuple[int, ...]:
+    """Submit a conversation as the codec renders it, with its anchors; returns the prompt's ids."""
+    prompt = served.built.codec.encode(conversation(turns))
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=0, ignore_eos=True)
+    anchors = (prompt.anchor_positions, prompt.anchor_ids)
+    served.engine.submit(Submit(name, prompt.ids, params, *anchors, group))
+    return tuple(int(i) for i in prompt.ids)
 
 
 def alone(ids_seed: int, num_prompt: int, tokens: int = 12, **wishes) -> Trace:

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from freetoken.bench._bound import common
-from freetoken.core.request import SamplingParams, Submit
 from freetoken.core.units import MIB
 
 from . import sessions
-from .served import Served, Trace, serve, teacher_forced, text_ids
+from .served import Served, Trace, say, serve, teacher_forced, text_ids
 
 EXACT = dict(exact=True, device="cpu", moe_backend="fused", max_model_len=4096, num_tokens=16384)
 
@@ -29,15 +28,6 @@ def cold(ids: tuple[int, ...], tokens: int) -> Trace:
     served.submit("cold", np.array(ids, np.int32), tokens)
     served.run()
     return served.trace("cold")
-
-
-def say(served: Served, name: str, turns: sessions.Turns, tokens: int, group: str = "") -> tuple[int, ...]:
-    """Submit a conversation as the codec renders it, with its anchors; returns the prompt's ids."""
-    prompt = served.built.codec.encode(sessions.conversation(turns))
-    params = SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=0, ignore_eos=True)
-    anchors = (prompt.anchor_positions, prompt.anchor_ids)
-    served.engine.submit(Submit(name, prompt.ids, params, *anchors, group))
-    return tuple(int(i) for i in prompt.ids)
 
 
 @pytest.mark.parametrize("n", [k * 16 + d for k in (2, 4) for d in (-1, 0, 1)])
