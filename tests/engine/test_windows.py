@@ -132,7 +132,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize(
-    "requests", [40, pytest.param(1500, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
+    "requests", [30, pytest.param(1500, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 )
 def test_a_crowd_with_edits_aborts_preemption_and_resizes_gets_the_cold_bits(model, requests):
     crowd = Crowd(model, 1)
