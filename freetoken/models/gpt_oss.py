@@ -6,7 +6,7 @@ plain numbers the same matrices are transposed. Gate and up take turns in the ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -134,18 +134,27 @@ def _expert_shapes(config: ModelConfig, source: WeightSource, layer: int) -> _te
     assert moe is not None
     count, both, size = moe.num_experts, 2 * moe.expert_size, moe.expert_size
     at = "mlp.experts."
+    stored = set(source.names())
+    if _is_split(stored, layer):
+        sizes = {"gate_proj": (size, hidden), "up_proj": (size, hidden), "down_proj": (hidden, size)}
+        each = [(f"{at}{expert}.{name}", shape) for expert in range(count) for name, shape in sizes.items()]
+        return {f"{name}.weight": s for name, s in each} | {f"{name}.bias": s[:1] for name, s in each}
     out: _tensors.Shapes = {
         f"{at}gate_up_proj": (count, both, hidden),
         f"{at}down_proj": (count, hidden, size),
         f"{at}gate_up_proj_bias": (count, both),
         f"{at}down_proj_bias": (count, hidden),
     }
-    stored = set(source.names())
     for name in ("gate_up_proj", "down_proj"):
         full = f"{_tensors.prefix(layer)}{at}{name}"
         if full not in stored or not source.coding(full):
             out[at + name] = (count, *reversed(out[at + name][1:]))
     return out
+
+
+def _is_split(stored: Set[str], layer: int) -> bool:
+    """True where each expert has tensors of its own, as in GGUF files."""
+    return f"{_tensors.prefix(layer)}mlp.experts.0.gate_proj.weight" in stored
 
 
 class GptOss(_decoder.Decoder):
@@ -181,13 +190,31 @@ class GptOssFamily(DecoderFamily):
 
     def load_experts(self, config: ModelConfig, source: WeightSource, put: ExpertSink) -> None:
         assert config.moe is not None
+        stored = set(source.names())
         for layer, moe_layer in enumerate(config.moe_layer_of):
             at = f"{_tensors.prefix(layer)}mlp.experts."
+            if _is_split(stored, layer):
+                for expert in range(config.moe.num_experts):
+                    place = (moe_layer, expert)
+                    put.defer(*place, partial(_put_split, source, f"{at}{expert}.", place))
+                continue
             gate_up, down = source.read(at + "gate_up_proj_bias"), source.read(at + "down_proj_bias")
             for expert in range(config.moe.num_experts):
                 biases = gate_up[expert, 0::2], gate_up[expert, 1::2], down[expert]
                 place = (moe_layer, expert)
                 put.defer(*place, partial(_put_expert, source, at, place, biases))
+
+
+def _put_split(source: WeightSource, at: str, place: tuple[int, int], put: ExpertSink) -> None:
+    """An expert whose gate, up and down are tensors of their own."""
+    names = [f"{at}{part}_proj.weight" for part in ("gate", "up", "down")]
+    gate_bias, up_bias, down_bias = (source.read(f"{at}{part}_proj.bias") for part in ("gate", "up", "down"))
+    biases = gate_bias, up_bias, down_bias
+    if (wanted := put.codes(place[0])) and reading.expert_coding(source, names) == wanted:
+        gate, up, down = (reading.stored(source, name) for name in names)
+        put.put_coded(*place, (gate, up, down), biases)
+    else:
+        put.put(*place, *(reading.numbers(source, name) for name in names), biases)
 
 
 def _put_expert(

@@ -233,11 +233,29 @@ def _qwen3_5_moe(header: Header) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(header: Header) -> dict[str, Any]:
+    layers = header.get("block_count", int)
+    window, pattern = header.get("attention.sliding_window", int), 2
+    given = header.model.metadata.get("gpt-oss.attention.sliding_window_pattern", pattern)
+    slides = given if isinstance(given, list) else [(i + 1) % max(int(given), 1) != 0 for i in range(layers)]
+    rope = _rope(header, header.get("attention.key_length", int))
+    return {
+        "num_local_experts": header.get("expert_count", int),
+        "num_experts_per_tok": header.get("expert_used_count", int),
+        "intermediate_size": header.get("expert_feed_forward_length", int),
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
+        # The model was trained with the ramp's ends as they are; GGUF has no key for it.
+        "rope_parameters": {**rope, "truncate": False},
+    }
+
+
 _ARCHITECTURES: Mapping[str, tuple[str, Callable[[Header], dict[str, Any]]]] = {
     "llama": ("llama", _llama),
     "qwen2": ("qwen2", lambda header: {}),
     "qwen3": ("qwen3", _qwen3),
     "qwen3moe": ("qwen3_moe", _qwen3_moe),
     "qwen35moe": ("qwen3_5_moe_text", _qwen3_5_moe),
+    "gpt-oss": ("gpt_oss", _gpt_oss),
 }
 """Architecture -> our model type, and what its config says besides the common part."""

@@ -46,13 +46,19 @@ _PARTS = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_WHOLE = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
-_EXPERTS = {
-    "ffn_gate_exps.weight": ("gate",),
-    "ffn_up_exps.weight": ("up",),
-    "ffn_down_exps.weight": ("down",),
-    "ffn_gate_up_exps.weight": ("gate", "up"),
+_WHOLE = {
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "attn_sinks.weight": "self_attn.sinks",
 }
+_EXPERTS = {
+    "ffn_gate_exps": ("gate",),
+    "ffn_up_exps": ("up",),
+    "ffn_down_exps": ("down",),
+    "ffn_gate_up_exps": ("gate", "up"),
+}
+_RENAMED = {"gpt-oss": {"mlp.gate": "mlp.router"}}
+"""What an architecture's family calls otherwise."""
 _UNUSED = re.compile(r"^(rope_freqs|rope_factors_\w+)\.weight$|\.attn_rot_embd\b")
 
 
@@ -80,27 +86,33 @@ def pieces(tensors: Mapping[str, GgufTensor], architecture: str, config: Config)
         match = _BLOCK.match(name)
         if _UNUSED.search(name) or (match and int(match[1]) >= config["num_hidden_layers"]):
             continue
-        if match and match[2] in _EXPERTS:
-            out |= _experts(f"model.layers.{match[1]}.mlp.experts.", tensor, _EXPERTS[match[2]])
+        if match and (parts := _EXPERTS.get(match[2].rpartition(".")[0])):
+            out |= _experts(f"model.layers.{match[1]}.mlp.experts.", tensor, parts)
         else:
-            known = _canonical(name, match)
+            known = _canonical(name, match, _RENAMED.get(architecture, {}))
             out[known] = _UNDO.get(architecture, _plain)(known, tensor, config)
     return out
 
 
-def _canonical(name: str, match: re.Match[str] | None) -> str:
+def _canonical(name: str, match: re.Match[str] | None, renamed: Mapping[str, str]) -> str:
     stem, _, kind = (match[2] if match else name).rpartition(".")
     if match is None:
         return f"{_TOP[stem]}.{kind}" if stem in _TOP else name
     at = f"model.layers.{match[1]}."
     if match[2] in _WHOLE:
         return at + _WHOLE[match[2]]
-    return f"{at}{_PARTS[stem]}.{kind}" if stem in _PARTS else name
+    part = _PARTS.get(stem)
+    return f"{at}{renamed.get(part, part)}.{kind}" if part else name
 
 
 def _experts(at: str, tensor: GgufTensor, parts: tuple[str, ...]) -> dict[str, Piece]:
-    """A stack [E, rows, K] as E matrices, or twice as many if gate and up lie together."""
-    if len(tensor.shape) != 3 or tensor.shape[1] % len(parts):
+    """A stack [E, rows, K] as E matrices, or twice as many if gate and up lie together; biases [E, rows]."""
+    if tensor.name.endswith(".bias") and len(tensor.shape) == 2 and len(parts) == 1:
+        return {
+            f"{at}{expert}.{parts[0]}_proj.bias": Piece(tensor, tensor.shape[1:], expert)
+            for expert in range(tensor.shape[0])
+        }
+    if len(tensor.shape) != 3 or tensor.shape[1] % len(parts) or not tensor.name.endswith(".weight"):
         return {tensor.name: Piece(tensor, tensor.shape)}
     count, rows, width = tensor.shape
     size = rows // len(parts)

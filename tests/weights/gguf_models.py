@@ -17,13 +17,14 @@ from tests.weights import gguf_files as files
 Code = Callable[[str, Tensor], files.Blob]
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
-    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_moe_text": "qwen35moe", "gpt_oss": "gpt-oss",
 }  # fmt: skip
 NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
@@ -50,7 +51,7 @@ def write(
 
     more   further metadata, for example a vocabulary
     """
-    plain = ("conv1d", "gate_inp", "ssm_alpha", "ssm_beta")
+    plain = ("conv1d", "gate_inp", "ssm_alpha", "ssm_beta", ".bias")
     blobs = {
         name: code(name, x) if x.dim() > 1 and not any(p in name for p in plain) else files.plain(x)
         for name, x in stored(raw, tensors).items()
@@ -70,7 +71,9 @@ def stored(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, T
             continue
         layer, _, part = name.removeprefix("model.layers.").partition(".")
         at = f"blk.{layer}."
-        if "mlp.experts" in part:
+        if "mlp.experts" in part and raw["model_type"] == "gpt_oss":
+            out |= {f"{at}{k}": v for k, v in _gpt_oss(part, x).items()}
+        elif "mlp.experts" in part:
             gate_up = part.endswith("gate_up_proj")
             half = x.shape[1] // 2
             cut = (
@@ -81,6 +84,8 @@ def stored(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, T
             out |= {f"{at}{k}.weight": v for k, v in cut.items()}
         elif part.endswith("A_log"):
             out[at + "ssm_a"] = _tile(raw, -x.exp(), 0, 1)
+        elif part.endswith("sinks"):
+            out[at + "attn_sinks.weight"] = x
         elif part.endswith("dt_bias"):
             out[at + "ssm_dt.bias"] = _tile(raw, x, 0, 1)
         else:
@@ -88,9 +93,18 @@ def stored(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, T
     return out
 
 
+def _gpt_oss(part: str, x: Tensor) -> dict[str, Tensor]:
+    """Gate and up take turns; plain matrices are transposed."""
+    kind = "bias" if part.endswith("_bias") else "weight"
+    x = x if kind == "bias" else x.mT
+    if "down_proj" in part:
+        return {f"ffn_down_exps.{kind}": x}
+    return {f"ffn_gate_exps.{kind}": x[:, 0::2], f"ffn_up_exps.{kind}": x[:, 1::2]}
+
+
 def _name(raw: Mapping[str, Any], part: str) -> str:
     stem, _, kind = part.rpartition(".")
-    after = "post_attention_norm" if raw["model_type"] == "qwen3_5_moe_text" else "ffn_norm"
+    after = "post_attention_norm" if raw["model_type"] in ("qwen3_5_moe_text", "gpt_oss") else "ffn_norm"
     return f"{({**NAMES, 'post_attention_layernorm': after})[stem]}.{kind}"
 
 
@@ -144,9 +158,10 @@ def metadata(raw: Mapping[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": raw["rms_norm_eps"],
         "rope.freq_base": rope["rope_theta"],
         "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
-        "expert_count": raw.get("num_experts"),
+        "expert_count": raw.get("num_experts") or raw.get("num_local_experts"),
         "expert_used_count": raw.get("num_experts_per_tok"),
-        "expert_feed_forward_length": raw.get("moe_intermediate_size"),
+        "expert_feed_forward_length": raw.get("moe_intermediate_size") or raw.get("intermediate_size"),
+        "attention.sliding_window": raw.get("sliding_window"),
         "expert_shared_feed_forward_length": raw.get("shared_expert_intermediate_size"),
         "ssm.conv_kernel": raw.get("linear_conv_kernel_dim"),
         "ssm.state_size": raw.get("linear_key_head_dim"),

@@ -15,7 +15,7 @@ from freetoken.core.interfaces import ModelFamily, WeightFormat
 from freetoken.core.options import Options
 from freetoken.engine.build import build
 from freetoken.engine.survey import survey
-from freetoken.models import llama, qwen3_5_moe, qwen3_moe
+from freetoken.models import gpt_oss, llama, qwen3_5_moe, qwen3_moe
 from freetoken.quant import _reading as reading
 from freetoken.weights.gguf_types import TYPES
 from freetoken.weights.load import open_checkpoint
@@ -121,6 +121,16 @@ def test_a_file_mixes_types_tensor_by_tensor(down: str, tmp_path: Path) -> None:
     mixed = {"blk.0.ffn_down_exps": down, "blk.1.attn_v": "Q5_K", "token_embd": "Q6_K", "attn_k": "Q8_0"}
     coded, plain = both_ways(tmp_path, qwen3_moe.FAMILY, raw, Quantiser("Q4_K", mixed))
     ours = answers(coded, moe_backend="fused", dtype="float32")
+    alike(ours, answers(plain, moe_backend="fused", dtype="float32"), 1e-3)
+
+
+def test_gpt_oss_comes_with_mxfp4_experts_and_biases(tmp_path: Path) -> None:
+    raw = {**gpt_oss.TINY, "swiglu_limit": 7.0, "vocab_size": 320}
+    quantise = Quantiser("Q8_0", {"_exps": "MXFP4", "token_embd": "BF16"})
+    coded, plain = both_ways(tmp_path, gpt_oss.FAMILY, raw, quantise)
+    parts = survey(Options(model=str(coded), device="cpu"), open_checkpoint(coded), lambda *_: None)
+    assert {fmt.name for fmt in parts.formats} == {"mxfp4"}
+    ours = answers(coded, moe_backend="cpu", dtype="float32")
     alike(ours, answers(plain, moe_backend="fused", dtype="float32"), 1e-3)
 
 
