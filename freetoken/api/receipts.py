@@ -21,6 +21,19 @@ LISTED = 100
 _GROUPS = ("engine", "experts", "cache")
 
 
+# Where bytes went, and the counters that say so; what this engine does not have counts as none.
+_TIERS = (
+    ("link", ("experts_link_bytes", "experts_prefill_link_bytes")),
+    ("host", ("experts_host_bytes",)),
+    ("states_to_host", ("cache_state_saved_bytes",)),
+    ("states_from_host", ("cache_state_loaded_bytes",)),
+    ("prefixes_to_host", ("cache_cold_saved_bytes",)),
+    ("prefixes_from_host", ("cache_cold_loaded_bytes",)),
+    ("disk_written", ("cache_disk_written_bytes",)),
+    ("disk_read", ("cache_disk_read_bytes",)),
+)
+
+
 class Receipts:
     """stats: the engine's nested counters, as for /v1/stats."""
 
@@ -67,8 +80,9 @@ class Receipts:
                 "computed": figures.prompt_tokens - figures.cached_tokens,
                 "completion": tokens,
             },
+            "bytes": {tier: sum(_change(before, after, name) for name in names) for tier, names in _TIERS},
             "prefix": [report.to_dict() for report in figures.prefixes],
-            "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
+            "engine": {name: _change(before, after, name) for name in after},
             "shared": is_shared,
         }
         while len(self._kept) > self._most:
@@ -102,3 +116,7 @@ class Receipts:
         stats = self._stats()
         groups = {name: stats[name] for name in _GROUPS if isinstance(stats.get(name), Mapping)}
         return {name[1:]: value for name, value in flatten(groups, "")}
+
+
+def _change(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float:
+    return after.get(name, 0.0) - before.get(name, 0.0)

@@ -26,7 +26,7 @@ STEPS = 12
 
 
 class Times:
-    """machine: a preset's name. single_tok_s: decode speed in one long turn, nothing between the tokens."""
+    """machine: a preset's name. single_tok_s: decode speed late in one long turn."""
 
     def __init__(self, machine: str) -> None:
         fit = fit_model(preset(machine), geometry(GEOMETRY))
@@ -63,6 +63,7 @@ class Times:
             return count / sum(model.step(next(steps)) for _ in range(count))
 
         _shaped.prefill(model, trace, LENGTHS[-1])
+        decode(3 * STEPS)
         self._single = decode(3 * STEPS)
         self._points = [(_shaped.prefill(model, trace, n), decode(STEPS)) for n in LENGTHS]
 

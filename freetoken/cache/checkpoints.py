@@ -45,6 +45,7 @@ class Checkpoints(Resource):
         self.units, self.working, self._mover = units, working, mover
         self.slots = UnitAllocator("checkpoints", num_slots + 1)
         self.on_change: Callable[[Node], None] = lambda node: None
+        self.on_drop: Callable[[Checkpoint], None] = lambda checkpoint: None
         self.num_saved = self.num_missed = self.num_evicted = 0
         self.num_restored = self.num_from_host = 0
         self.num_attached = 0
@@ -157,13 +158,25 @@ class Checkpoints(Resource):
             return
         if not self.slots.num_free and not self._evict_for(checkpoint.group):
             return
+        self._take_slot(checkpoint)
+        self._mover.save_state(checkpoint.unit, checkpoint.slot)
+
+    def _take_slot(self, checkpoint: Checkpoint) -> None:
         checkpoint.slot = self.slots.take(1)[0]
         self._slot_of[checkpoint.slot] = checkpoint
         self._held[checkpoint.group] += 1
-        self._mover.save_state(checkpoint.unit, checkpoint.slot)
 
     def discard(self, checkpoint: Checkpoint) -> None:
         self._free(checkpoint)
+
+    def revive(self, position: int, group: str) -> Checkpoint | None:
+        """A checkpoint in host memory whose bytes will come from elsewhere; None if there is no room."""
+        if self.slots.num_units == 1 or not (self.slots.num_free or self._evict_for(group)):
+            return None
+        checkpoint = Checkpoint(position, group, -1)
+        self._take_slot(checkpoint)
+        self.use(group)
+        return checkpoint
 
     # --- restoring ---
 
@@ -275,6 +288,7 @@ class Checkpoints(Resource):
         for item in protected:
             heapq.heappush(self._heap, item)
         if victim is not None:
+            self.on_drop(victim)
             self._unhang(victim)
         return victim is not None
 

@@ -10,19 +10,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from freetoken.cache.checkpoints import Checkpoints
-from freetoken.cache.nodes import Lock, Node
+from freetoken.cache.cold import ColdPrefixes, PageKeys
+from freetoken.cache.nodes import Lock, Node, Resource
 from freetoken.cache.prefix_tree import PrefixTree
-from freetoken.core.prefix import Checkpoint, Committed, IntArray, Prefix, PrefixCache
+from freetoken.core.prefix import (
+    Checkpoint,
+    ColdStore,
+    Committed,
+    IntArray,
+    PageSource,
+    Prefix,
+    PrefixCache,
+)
 
 
 class ContextCache(PrefixCache):
-    """checkpoints: None for models that resume anywhere."""
+    """checkpoints: None for models that resume anywhere. store: keeps what leaves the device."""
 
-    def __init__(self, page_size: int, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(
+        self, page_size: int, checkpoints: Checkpoints | None = None, store: ColdStore | None = None
+    ) -> None:
         self.checkpoints = checkpoints
-        self.tree = PrefixTree(page_size, [checkpoints] if checkpoints else [])
+        keys = PageKeys(page_size)
+        resources: list[Resource] = [checkpoints] if checkpoints else []
+        self.tree = PrefixTree(page_size, [*resources, keys] if store else resources)
         if checkpoints:
             checkpoints.on_change = self.tree.changed
+        self.cold: ColdPrefixes | None = None
+        if store is not None:
+            self.cold = ColdPrefixes(self.tree, keys, store, checkpoints)
+            self.tree.on_evict = self.cold.leave
+            if checkpoints:
+                checkpoints.on_drop = self.cold.leave_state
         self.num_evicted = 0
 
     @property
@@ -66,6 +85,15 @@ class ContextCache(PrefixCache):
         pages = self.tree.evict(num_pages)
         self.num_evicted += len(pages)
         return pages
+
+    def revive(
+        self, token_ids: IntArray, limit: int, group: str, pages: PageSource
+    ) -> tuple[bool, Sequence[int]]:
+        return self.cold.revive(token_ids, limit, group, pages) if self.cold else (False, ())
+
+    def flush(self) -> None:
+        if self.cold:
+            self.cold.flush()
 
     def pinned_pages(self) -> int:
         """Whole pages up to each lock, and the page in which a lock ends."""
@@ -129,6 +157,9 @@ class ContextCache(PrefixCache):
             "pages": self.num_pages,
             "evicted_pages": self.num_evicted,
         }
+        if self.cold:
+            counts |= {"revived": self.cold.num_revived, "revived_tokens": self.cold.revived_tokens}
+            counts |= self.cold.store.snapshot()
         return counts | (self.checkpoints.snapshot() if self.checkpoints else {})
 
     def check(self) -> None:

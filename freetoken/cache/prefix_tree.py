@@ -12,7 +12,7 @@ token there again, and the level rises to what was last given up. So age and cos
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class PrefixTree:
         for index, resource in enumerate(self.resources):
             resource.index = index
         self.root = self._node(None, 0, _EMPTY)
+        self.on_evict: Callable[[Node, int], None] = lambda node, end: None
         self.num_nodes = 0
         self.num_tokens = 0
         self._heap: list[tuple[tuple[int, float, int], int, Node]] = []
@@ -244,8 +245,11 @@ class PrefixTree:
         size = self.page_size
         end = self._useful_end(node) if dead else (-(-node.end // size) - num_pages) * size
         if node.locks or end > node.start:
-            self._cut(node, self._page_up(max(end, node.locked_end)))
+            end = self._page_up(max(end, node.locked_end))
+            self.on_evict(node, end)
+            self._cut(node, end)
         else:
+            self.on_evict(node, node.start)
             self._remove(node)
 
     def _cut(self, node: Node, end: int) -> None:

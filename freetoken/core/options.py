@@ -114,6 +114,16 @@ class Options:
         "memory",
         bounds=(0,),
     )
+    cold_memory: int | None = _opt(
+        "bytes",
+        "host memory for KV pages that left the GPU (default: an eighth of what is free; none on CPU)",
+        "memory",
+        bounds=(0,),
+    )
+    cold_disk: int = _opt(
+        "bytes", "disk space for prefixes that survive a restart", "memory", default=0, bounds=(0,)
+    )
+    cold_path: str | None = _opt(str, "folder for --cold-disk (default: prefixes in ~/.freetoken)", "memory")
     max_prefill_length: int | None = _opt(
         int, "tokens of a prefill sub-chunk (default 2048)", "memory", bounds=(1,)
     )

@@ -3,6 +3,7 @@
     Prefix        what a cache can give one request, and the lock on it
     Checkpoint    a saved recurrent state: where it stands and where its bytes lie
     PrefixCache   match, commit, evict; save and restore states
+    ColdStore     pages and states that left the device, found again by what they hold
     UnitMover     carries a cache's orders out: the only one who touches bytes
 
 Invariant: pages that a cache owns are never written again. A request computes into its own pages; the
@@ -12,7 +13,7 @@ last, partial page of a match is copied before the request writes behind it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
+PageSource = Callable[[int], "Sequence[int] | None"]
+"""Gives so many free device pages, or None and none."""
 
 
 def num_common(a: IntArray, b: IntArray) -> int:
@@ -83,7 +86,13 @@ class Committed:
 
 
 class UnitMover(abc.ABC):
-    """Moves KV pages and states in the order of the calls; what runs later sees the result."""
+    """Moves KV pages and states in the order of the calls; what runs later sees the result.
+
+    saved_bytes, loaded_bytes  of states, to and from host memory
+    """
+
+    saved_bytes: int = 0
+    loaded_bytes: int = 0
 
     @abc.abstractmethod
     def copy_page(self, src: int, dst: int) -> None: ...
@@ -128,6 +137,42 @@ class NoMover(UnitMover):
 
     def wait_saved(self, unit: int) -> None:
         """Nothing there to wait for."""
+
+
+class ColdStore(abc.ABC):
+    """Pages and states beyond the device's memory.
+
+    A place is named by what led there: `key` is a digest of all whole pages of tokens before it, `rest` the
+    bytes of the tokens behind them (b"" at a page's end).
+    """
+
+    @abc.abstractmethod
+    def has_page(self, key: bytes, rest: bytes) -> bool: ...
+
+    @abc.abstractmethod
+    def rests(self, key: bytes) -> Collection[bytes]:
+        """The rests behind `key` at which states are kept."""
+
+    @abc.abstractmethod
+    def put_page(self, key: bytes, rest: bytes, page: int) -> None:
+        """Keep a copy of a device page; what is written to it later does not matter."""
+
+    @abc.abstractmethod
+    def put_state(self, key: bytes, rest: bytes, slot: int) -> None:
+        """Keep a copy of a state in host memory."""
+
+    @abc.abstractmethod
+    def load_page(self, key: bytes, rest: bytes, page: int) -> bool:
+        """Fill a device page; False, and it is gone, if what was kept is damaged."""
+
+    @abc.abstractmethod
+    def load_state(self, key: bytes, rest: bytes, slot: int) -> bool: ...
+
+    def flush(self) -> None:
+        """Write down what shall survive an orderly stop."""
+
+    def snapshot(self) -> dict[str, int]:
+        return {}
 
 
 class PrefixCache(abc.ABC):
@@ -187,6 +232,18 @@ class PrefixCache(abc.ABC):
 
     def moved(self, pages: Mapping[int, int]) -> None:
         """Rename pages after the pool relocated them."""
+
+    def revive(
+        self, token_ids: IntArray, limit: int, group: str, pages: PageSource
+    ) -> tuple[bool, Sequence[int]]:
+        """Bring back what left the device of this prompt's beginning.
+
+        Returns whether anything came, and the pages of `pages` that were not needed.
+        """
+        return False, ()
+
+    def flush(self) -> None:
+        """Keep what can be kept beyond this process."""
 
     def clear(self) -> Sequence[int]:
         """Drop everything unlocked; returns the pages."""

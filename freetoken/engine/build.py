@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import torch
 
+from freetoken import __version__
 from freetoken.cache.checkpoints import Checkpoints
 from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.null import NullCache
 from freetoken.cache.pages import UnitAllocator
 from freetoken.chat.codec import ChatCodec
-from freetoken.core import choices
+from freetoken.core import choices, env
 from freetoken.core.errors import FreeTokenError, WeightsError
 from freetoken.core.interfaces import (
     Device,
@@ -33,6 +34,8 @@ from freetoken.core.options import Options
 from freetoken.core.prefix import PrefixCache
 from freetoken.core.units import MIB
 from freetoken.engine.banks import Filling, make_bank
+from freetoken.engine.cold import ColdTier
+from freetoken.engine.disk import DiskTier, fingerprint
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, Plan, make_plan
@@ -104,7 +107,7 @@ class Built:
     def snapshot(self) -> dict[str, Any]:
         """Counters and memory as nested plain numbers."""
         e = self.engine
-        kv, running = e.scheduler.pages, e.scheduler
+        kv, running, moved = e.scheduler.pages, e.scheduler, e.scheduler.reuse.mover
         return {
             "engine": {
                 **e.stats.snapshot(),
@@ -114,6 +117,8 @@ class Built:
             "cache": {
                 **e.scheduler.reuse.snapshot(),
                 "bytes": e.scheduler.reuse.cache.num_slots * e.memory.state_bytes,
+                "state_saved_bytes": moved.saved_bytes,
+                "state_loaded_bytes": moved.loaded_bytes,
             },
             "experts": asdict(e.runner.experts.stats),
             "memory": {
@@ -246,7 +251,7 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
 
     scheduler = Scheduler(
         Limits(plan.max_running, plan.chunk_tokens, plan.macro_tokens, plan.page_size, plan.max_model_len),
-        _reuse(plan, device, pools),
+        _reuse(parts, plan, pools),
         wants_job=wants_job,
         grow_pages=lambda pages: live.grow_pages(scheduler, pages),
     )
@@ -256,9 +261,9 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
     return Engine(plan, scheduler, runner, live, device, eos_ids)
 
 
-def _reuse(plan: Plan, device: Device, pools: Mapping[str, Pool]) -> Reuse:
+def _reuse(parts: Parts, plan: Plan, pools: Mapping[str, Pool]) -> Reuse:
     """The prefix cache, and who moves its bytes."""
-    memory = plan.memory
+    memory, device = plan.memory, parts.device
     states = UnitAllocator("states", memory.num_states)
     mover = StateMover(device, pools["kv"], pools.get("state"), plan.checkpoint_slots)
     cache: PrefixCache = NullCache()
@@ -266,8 +271,22 @@ def _reuse(plan: Plan, device: Device, pools: Mapping[str, Pool]) -> Reuse:
         checkpoints = None
         if "state" in pools:
             checkpoints = Checkpoints(states, plan.checkpoint_units, plan.checkpoint_slots, mover)
-        cache = ContextCache(plan.page_size, checkpoints)
+        cache = ContextCache(plan.page_size, checkpoints, _cold_store(parts, plan, pools["kv"], mover))
     return Reuse(cache, UnitAllocator("KV pages", memory.num_pages), states, mover, plan.page_size)
+
+
+def _cold_store(parts: Parts, plan: Plan, kv: Pool, mover: StateMover) -> ColdTier | None:
+    """Where prefixes go that leave the device, if anywhere."""
+    if not plan.cold_bytes:
+        return None
+    disk = None
+    if plan.disk_bytes:
+        options, where = parts.options, parts.checkpoint.path
+        folder = Path(options.cold_path) if options.cold_path else env.home() / "prefixes"
+        layout = (plan.device, plan.page_size, kv.unit_bytes, mover.host.shape[1], str(parts.numerics))
+        mark = "|".join(map(str, (__version__, *layout, *fingerprint(where))))
+        disk = DiskTier(folder, mark, plan.disk_bytes)
+    return ColdTier(parts.device, kv, mover.host, plan.cold_bytes, disk)
 
 
 def _ids(value: Any) -> list[int]:

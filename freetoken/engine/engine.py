@@ -134,6 +134,8 @@ class Engine:
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self.scheduler.reuse.cache.flush()
             self._thread = None
         self.device.synchronize()
         self.runner.experts.close()

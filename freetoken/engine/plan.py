@@ -27,6 +27,8 @@ CHECKPOINT_UNITS = 8
 """Most device states that checkpoints pass through; at least two, else a fiftieth of device memory."""
 CHECKPOINT_SLOTS = 1024
 CHECKPOINT_HOST_SHARE = 8
+DISK_BUFFER_BYTES = 64 << 20
+"""Host memory through which prefixes go to disk where nobody gave them more."""
 DEFAULT_POLICY = "two_speed"
 """The fewest misses of all live policies on every recorded trace (docs/notes/policy-replay.md)."""
 
@@ -69,6 +71,7 @@ class Plan:
 
     host_parts   (what, bytes) of all that serving takes of host memory beyond what importing took
     checkpoint_units, checkpoint_slots   saved recurrent states on the device and in host memory
+    cold_bytes, disk_bytes               what left the device: in host memory, and on disk
     """
 
     model_name: str
@@ -94,6 +97,8 @@ class Plan:
     prefix_cache: bool
     checkpoint_units: int
     checkpoint_slots: int
+    cold_bytes: int
+    disk_bytes: int
     reasons: tuple[str, ...]
 
     @property
@@ -135,6 +140,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     states = running + 1 if facts.has_states else 1
     units, slots = _checkpoints(options, facts, reasons)
     states += units
+    cold, disk = _cold(options, facts, reasons)
     if facts.owns_memory:
         demand = _device_demand(options, facts, backend, states, limit)
         memory = divide(facts.free_bytes, facts.sizes, demand)
@@ -171,6 +177,8 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         prefix_cache=options.prefix_cache,
         checkpoint_units=units,
         checkpoint_slots=slots,
+        cold_bytes=cold,
+        disk_bytes=disk,
         reasons=tuple(reasons),
     )
 
@@ -195,6 +203,24 @@ def _checkpoints(options: Options, facts: Facts, reasons: list[str]) -> tuple[in
     size = format_bytes(sizes.state_bytes)
     reasons.append(f"{text}, {slots} states of {size} in host memory, {units} on their way there")
     return units, slots
+
+
+def _cold(options: Options, facts: Facts, reasons: list[str]) -> tuple[int, int]:
+    """Bytes of host memory and disk for what leaves the device; where that is host memory, on request."""
+    if not options.prefix_cache:
+        return 0, 0
+    disk = options.cold_disk
+    if options.cold_memory is not None:
+        cold = options.cold_memory
+    elif facts.owns_memory and not facts.in_host_memory:
+        free = facts.host_free_bytes - facts.sizes.num_experts * facts.sizes.record_bytes
+        cold = max(free, 0) // CHECKPOINT_HOST_SHARE
+    else:
+        cold = DISK_BUFFER_BYTES if disk else 0
+    if cold or disk:
+        on_disk = f", {format_bytes(disk)} on disk" if disk else ""
+        reasons.append(f"prefixes that leave the device: {format_bytes(cold)} of host memory{on_disk}")
+    return cold, disk
 
 
 def _unused(options: Options, facts: Facts, backend: str) -> list[str]:

@@ -47,6 +47,16 @@ class Reuse:
         """What is there already; at least one token is left to compute. Locked."""
         return self.cache.match(request.tokens, request.num_tokens - 1, request.submit.group)
 
+    def revive(self, request: Request) -> bool:
+        """Bring back what left the device of its beginning, into free pages. True if anything came."""
+        ids, limit, group = request.tokens, request.num_tokens - 1, request.submit.group
+        came, back = self.cache.revive(ids, limit, group, self._free_pages)
+        self.pages.give_back(back)
+        return came
+
+    def _free_pages(self, count: int) -> Sequence[int] | None:
+        return self.pages.take(count) if count <= self.pages.num_free else None
+
     def match_nothing(self) -> Prefix:
         """A lock on no tokens, for a request that has to be computed from its beginning."""
         return self.cache.match(np.empty(0, np.int32), 0)

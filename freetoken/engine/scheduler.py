@@ -267,7 +267,12 @@ class Scheduler:
         need = ceil_div(request.num_tokens + 1, self.limits.page_size) + self._promised()
         prefix = self.reuse.match(request)
         if self._have_pages(need - len(prefix.page_ids)):
-            return prefix
+            if not self.reuse.revive(request):
+                return prefix
+            self.reuse.cache.release(prefix)
+            prefix = self.reuse.match(request)
+            if self._have_pages(need - len(prefix.page_ids)):
+                return prefix
         self.reuse.cache.release(prefix)
         if self.running or not self._have_pages(need):
             return None

@@ -23,6 +23,11 @@ class StateMover(UnitMover):
         unit_bytes = states.unit_bytes if states is not None else 0
         self._host = torch.empty(num_slots + 1, unit_bytes, dtype=torch.uint8)
 
+    @property
+    def host(self) -> torch.Tensor:
+        """uint8 [num_slots + 1, unit_bytes]: states in host memory."""
+        return self._host
+
     def copy_page(self, src: int, dst: int) -> None:
         self._kv.relocate([src], [dst])
 
@@ -35,12 +40,14 @@ class StateMover(UnitMover):
         self._stream.wait(self._device.compute.record())
         self._stream.copy(self._host[slot], self._states.view()[unit])
         self._reading[unit] = self._stream.record()
+        self.saved_bytes += self._states.unit_bytes
 
     def load_state(self, slot: int, unit: int) -> None:
         assert self._states is not None
         self._stream.wait(self._device.compute.record())
         self._stream.copy(self._states.view()[unit], self._host[slot])
         self._device.compute.wait(self._stream.record())
+        self.loaded_bytes += self._states.unit_bytes
 
     def wait_saved(self, unit: int) -> None:
         event = self._reading.pop(unit, None)

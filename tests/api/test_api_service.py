@@ -143,6 +143,7 @@ def test_a_receipt_tells_where_a_requests_time_and_tokens_went(serve, path, body
     assert 0 < receipt["seconds"]["to_first_token"] < receipt["seconds"]["total"]
     assert receipt["seconds"]["total"] >= 0.1 and receipt["finish"] == "stop"
     assert receipt["engine"]["experts_hits"] == 0 and receipt["shared"] is False
+    assert receipt["bytes"]["link"] == 0 and "disk_read" in receipt["bytes"]
     assert "Hi" not in found.text
 
 

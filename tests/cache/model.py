@@ -7,6 +7,7 @@ is given to the wrong request shows at once.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from freetoken.cache.checkpoints import Checkpoints
 from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.pages import UnitAllocator
-from freetoken.core.prefix import Checkpoint, Prefix, UnitMover
+from freetoken.core.prefix import Checkpoint, ColdStore, Prefix, UnitMover
 
 Tokens = tuple[int, ...]
 
@@ -54,6 +55,59 @@ class SlowMover(UnitMover):
         del self.pending[:count]
 
 
+class Shelf(ColdStore):
+    """Keeps what left, by name; the oldest gives way, and `damage` spoils one entry."""
+
+    def __init__(self, mover: SlowMover, capacity: int) -> None:
+        self.mover, self.capacity = mover, capacity
+        self.held: OrderedDict[tuple[str, bytes, bytes], Tokens] = OrderedDict()
+        self.damaged: set[tuple[str, bytes, bytes]] = set()
+        self.num_loaded = 0
+
+    def has_page(self, key, rest):
+        return ("page", key, rest) in self.held
+
+    def rests(self, key):
+        return {r for kind, k, r in self.held if kind == "state" and k == key}
+
+    def put_page(self, key, rest, page):
+        self._put(("page", key, rest), self.mover.page[page])
+
+    def put_state(self, key, rest, slot):
+        self.mover.advance(len(self.mover.pending))
+        self._put(("state", key, rest), self.mover.slot[slot])
+
+    def load_page(self, key, rest, page):
+        found = self._get(("page", key, rest))
+        self.mover.page[page] = found
+        return found != ()
+
+    def load_state(self, key, rest, slot):
+        self.mover.advance(len(self.mover.pending))  # one stream: earlier copies to the slot come first
+        found = self._get(("state", key, rest))
+        self.mover.slot[slot] = found
+        return found != ()
+
+    def damage(self) -> None:
+        if self.held:
+            self.damaged.add(next(iter(self.held)))
+
+    def _put(self, name, tokens):
+        self.held[name] = tokens
+        self.held.move_to_end(name)
+        self.damaged.discard(name)
+        if len(self.held) > self.capacity:
+            self.held.popitem(last=False)
+
+    def _get(self, name):
+        if name in self.damaged:
+            self.damaged.discard(name)
+            self.held.pop(name, None)
+            return ()
+        self.num_loaded += 1
+        return self.held.get(name, ())
+
+
 @dataclass
 class Player:
     """One request: `tokens` to compute, `done` of them computed into pages and a state."""
@@ -70,14 +124,24 @@ class Player:
 class World:
     """A cache, its memory, its players and what the model knows about both."""
 
-    def __init__(self, page: int = 4, pages: int = 40, working: int = 3, slots: int = 5, states: bool = True):
+    def __init__(
+        self,
+        page: int = 4,
+        pages: int = 40,
+        working: int = 3,
+        slots: int = 5,
+        states: bool = True,
+        store: bool = False,
+    ):
         self.size = page
         self.mover = SlowMover()
         self.pages = UnitAllocator("pages", pages + 1)
         self.units = UnitAllocator("units", 6 + working + 1)
         self.checkpoints = Checkpoints(self.units, working, slots, self.mover) if states else None
-        self.cache = ContextCache(page, self.checkpoints)
+        self.store = Shelf(self.mover, capacity=150 // page) if store else None
+        self.cache = ContextCache(page, self.checkpoints, self.store)
         self.players: list[Player] = []
+        self.seen: list[Tokens] = []
         self.known: set[Tokens] = {()}
 
     # --- what players do ---
@@ -85,6 +149,8 @@ class World:
     def arrive(self, tokens: Tokens, group: str = "") -> Player | None:
         """Match, check what came, and take it over; None if nothing fits."""
         ids = np.array(tokens, np.int32)
+        if self.store is not None:
+            self.revive(tokens, group)
         prefix = self.cache.match(ids, len(ids) - 1, group)
         self._check_match(tokens, prefix)
         need = -(-len(tokens) // self.size) - len(prefix.page_ids)
@@ -108,7 +174,25 @@ class World:
             if mine:
                 assert self.mover.page[player.pages[k]][: len(mine)] == mine, "a page of somebody else"
         self.players.append(player)
+        self.seen = [*self.seen[-20:], tokens]
         return player
+
+    def revive(self, tokens: Tokens, group: str) -> None:
+        """What comes back are beginnings of this prompt, and only they."""
+        ids, before = np.array(tokens, np.int32), self.closure()
+        at = self.cache.match(ids, len(ids) - 1, group)
+        self.cache.release(at)
+
+        def pages(count: int):
+            return self.pages.take(count) if count <= self.pages.num_free else None
+
+        came, back = self.cache.revive(ids, len(ids) - 1, group, pages)
+        self.pages.give_back(back)
+        added = self.closure() - before
+        assert added <= {tokens[:n] for n in range(len(tokens))}, "something else came back"
+        now = self.cache.match(ids, len(ids) - 1, group)
+        self.cache.release(now)
+        assert now.num_tokens > at.num_tokens if came else not added, "it came for nothing"
 
     def compute(self, player: Player, count: int) -> None:
         for _ in range(min(count, len(player.tokens) - player.done)):
@@ -280,7 +364,8 @@ def act(rng: random.Random, world: World) -> None:
     kind = rng.random()
     group = rng.choice("abc")
     if kind < 0.25 and len(players) < 6:
-        world.arrive(random_tokens(rng, world), group)
+        again = world.store is not None and world.seen and rng.random() < 0.5
+        world.arrive(rng.choice(world.seen) if again else random_tokens(rng, world), group)
     elif kind < 0.5 and players:
         world.compute(rng.choice(players), rng.randrange(1, 9))
     elif kind < 0.62 and players:
@@ -293,5 +378,7 @@ def act(rng: random.Random, world: World) -> None:
         world.fail(rng.choice(players))
     elif kind < 0.94:
         world.evict(rng.choice([1, 1, 2, 7]))
+        if world.store is not None and rng.random() < 0.1:
+            world.store.damage()
     else:
         world.mover.advance(rng.randrange(3))

@@ -1,6 +1,6 @@
 """Where states are saved: at the edges of blocks, few but where edits come."""
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freetoken.cache.anchors import MAX_GAP, MIN_GAP, choose, positions_to_save
@@ -27,6 +27,7 @@ def test_long_blocks_get_states_inside():
     assert found == [100, 100 + MAX_GAP, 100 + 2 * MAX_GAP, 9000]
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.sets(st.integers(0, 500)), st.integers(0, 400), st.integers(1, 100))
 def test_positions_ascend_within_the_prompt_and_keep_their_distance(anchors, start, length):
     end = start + length

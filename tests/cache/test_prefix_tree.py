@@ -16,9 +16,9 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
 class CacheMachine(RuleBasedStateMachine):
     """Requests come, compute, commit, fail and go; pages are free, the tree's or a request's, each once."""
 
-    def __init__(self, states: bool = True) -> None:
+    def __init__(self, states: bool = True, store: bool = False) -> None:
         super().__init__()
-        self.w = World(page=3, pages=16, working=2, slots=3, states=states)
+        self.w = World(page=3, pages=16, working=2, slots=3, states=states, store=store)
 
     @rule(tokens=TOKENS, group=st.sampled_from("ab"))
     def arrive(self, tokens, group):
@@ -80,20 +80,40 @@ class StatelessMachine(CacheMachine):
         super().__init__(states=False)
 
 
+class ColdMachine(CacheMachine):
+    """What the tree gives up goes to a store and comes back; some of it is damaged."""
+
+    def __init__(self) -> None:
+        super().__init__(store=True)
+
+    @rule()
+    def damage(self):
+        self.w.store.damage()
+
+    @precondition(lambda self: self.w.seen)
+    @rule(data=st.data())
+    def arrive_again(self, data):
+        if len(self.w.players) < 5:
+            self.w.arrive(data.draw(st.sampled_from(self.w.seen)), "a")
+
+
 TestCache = CacheMachine.TestCase
+TestColdCache = ColdMachine.TestCase
+TestColdCache.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestCache.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestCacheWithoutStates = StatelessMachine.TestCase
 TestCacheWithoutStates.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("page", [1, 4, 7])
 @pytest.mark.parametrize(
     "steps", [400, pytest.param(10000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 )
-def test_a_long_random_life_keeps_every_page_in_one_place(steps, page, states):
+def test_a_long_random_life_keeps_every_page_in_one_place(steps, page, states, store):
     rng = random.Random(page)
-    world = World(page=page, pages=120 // page, states=states)
+    world = World(page=page, pages=120 // page, states=states, store=store)
     for _ in range(steps):
         act(rng, world)
         world.check()
@@ -101,6 +121,7 @@ def test_a_long_random_life_keeps_every_page_in_one_place(steps, page, states):
         world.finish(player, donate=False)
     world.pages.give_back(world.cache.clear())
     world.mover.advance(99)
+    assert not store or world.store.num_loaded > steps // 400, "nothing ever came back"
     assert world.pages.num_used == world.units.num_used == world.cache.num_pages == 0
 
 

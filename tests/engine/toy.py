@@ -25,6 +25,8 @@ from freetoken.core.prefix import PrefixCache
 from freetoken.core.request import Output, SamplingParams, Submit
 from freetoken.devices.cpu import CpuDevice
 from freetoken.engine.budget import Sizes
+from freetoken.engine.cold import ColdTier
+from freetoken.engine.disk import DiskTier
 from freetoken.engine.engine import Engine
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, make_plan
@@ -157,6 +159,7 @@ class Bench:
 
     slots    checkpoints in host memory; None: no prefix cache
     context  most tokens of a request; macro: of a job
+    cold     bytes in host memory for what leaves the device; disk: a tier behind it
     """
 
     def __init__(
@@ -169,6 +172,8 @@ class Bench:
         model: type[ToyModel] = ToyModel,
         context: int = 1000,
         macro: int = 32,
+        cold: int = 0,
+        disk: DiskTier | None = None,
         **wishes,
     ) -> None:
         device = device or CpuDevice(memory_bytes=1 << 30)
@@ -197,7 +202,8 @@ class Bench:
         mover = StateMover(device, kv, state, slots or 0)
         self.cache: PrefixCache = NullCache()
         if slots is not None:
-            self.cache = ContextCache(PAGE, Checkpoints(states, units, slots, mover))
+            store = ColdTier(device, kv, mover.host, cold, disk) if cold else None
+            self.cache = ContextCache(PAGE, Checkpoints(states, units, slots, mover), store)
         reuse = Reuse(self.cache, UnitAllocator("pages", pages), states, mover, PAGE)
         self.scheduler = Scheduler(limits, reuse, wants_job=lambda n: self.experts.absent_bytes(n) > 8)
         memory = Memory(plan, sizes, device, kv, self.experts)

@@ -1,0 +1,119 @@
+"""Bytes by name in files of one folder, with a limit, checksums, and a mark of what they belong to.
+
+Owns the folder; knows no page, state or token. An entry is written whole or not at all, and read whole or not
+at all: a damaged file is a miss. A disk that refuses is used no more, and whoever writes goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from freetoken.core.log import logger
+
+log = logger("disk")
+_MAGIC = b"FTCOLD1\n"
+_HEAD = struct.Struct("<8sQI")
+"""Magic, bytes of the payload, their CRC-32."""
+
+
+def fingerprint(path: Path) -> list[str]:
+    """Names, sizes and times of a model's files: another checkpoint gives another list."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [str(path.resolve()), *(f"{name} {info.st_size} {info.st_mtime_ns}" for name, info in found)]
+
+
+class DiskTier:
+    """At most `max_bytes` of payload in a folder of its own. `mark`: what must be equal to reuse it."""
+
+    def __init__(self, folder: Path, mark: str, max_bytes: int) -> None:
+        self._folder = folder / hashlib.sha256(mark.encode()).hexdigest()[:16]
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self.num_written = self.num_read = self.num_damaged = 0
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self.is_on = max_bytes > 0
+        if self.is_on:
+            self._guard(self._open)
+
+    def names(self) -> list[str]:
+        """All entries, the oldest first."""
+        return list(self._sizes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    def write(self, name: str, payload: Tensor) -> None:
+        """Add an entry, whole or not at all; the oldest make room."""
+        size = payload.numel()
+        if not self.is_on or name in self._sizes or size > self.max_bytes:
+            return
+        self._guard(lambda: self._write(name, payload))
+
+    def read(self, name: str, payload: Tensor) -> bool:
+        """Fill `payload`; False, and the entry is gone, if it is damaged or can't be read."""
+        if not self.is_on or name not in self._sizes:
+            return False
+        try:
+            data = (self._folder / name).read_bytes()
+        except OSError:
+            data = b""
+        head, body = data[: _HEAD.size], data[_HEAD.size :]
+        if head != _HEAD.pack(_MAGIC, payload.numel(), zlib.crc32(body)) or len(body) != payload.numel():
+            self.num_damaged += 1
+            self._guard(lambda: self._remove(name))
+            return False
+        payload.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
+        self._sizes.move_to_end(name)
+        self.num_read += len(body)
+        return True
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        found = []
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(".tmp"):
+                os.unlink(entry.path)
+                continue
+            info = entry.stat()
+            found.append((info.st_mtime_ns, entry.name, max(info.st_size - _HEAD.size, 0)))
+        for _, name, size in sorted(found):
+            self._sizes[name] = size
+            self.num_bytes += size
+        while self.num_bytes > self.max_bytes:
+            self._remove(next(iter(self._sizes)))
+
+    def _write(self, name: str, payload: Tensor) -> None:
+        while self.num_bytes + payload.numel() > self.max_bytes:
+            self._remove(next(iter(self._sizes)))
+        body = payload.numpy().tobytes()
+        path = self._folder / name
+        part = path.with_name(name + ".tmp")
+        with part.open("wb") as file:
+            file.write(_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)))
+            file.write(body)
+        os.replace(part, path)
+        self._sizes[name] = len(body)
+        self.num_bytes += len(body)
+        self.num_written += len(body)
+
+    def _remove(self, name: str) -> None:
+        self.num_bytes -= self._sizes.pop(name)
+        (self._folder / name).unlink(missing_ok=True)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do it; a system that refuses ends the tier, not the engine."""
+        try:
+            action()
+        except OSError as error:
+            log.warning("the disk tier of the prefix cache is off: %s", error)
+            self.is_on, self.num_bytes = False, 0
+            self._sizes.clear()
