@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from freetoken.kernels.activation import activate
+from freetoken.kernels.gating import act_mul
 from freetoken.layers.linear import Linear
 from freetoken.layers.norm import RMSNorm
 
@@ -34,4 +34,4 @@ class GatedMLP:
 
     def _middle(self, products: Tensor) -> Tensor:
         gate, up = products[:, : self.width], products[:, self.width : 2 * self.width]
-        return (activate(self.activation, gate) * up).to(products.dtype)
+        return act_mul(self.activation, gate, up)

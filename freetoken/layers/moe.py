@@ -9,7 +9,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.core.interfaces import Routing
-from freetoken.kernels.activation import sigmoid
 from freetoken.kernels.linear import linear, linear_exact
 from freetoken.kernels.router import choose_experts, route
 from freetoken.layers.mlp import GatedMLP
@@ -58,8 +57,7 @@ class SharedExpert:
     def __init__(self, mlp: GatedMLP) -> None:
         self.mlp = mlp
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, H] -> float32 [T, H]."""
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, H] -> [T, H] and its gate [T, 1], before the sigmoid: `add_routed` weighs."""
         products = self.mlp.gate_up(x)
-        share = sigmoid(products[:, -1:])
-        return self.mlp.finish(products).float() * share
+        return self.mlp.finish(products), products[:, -1:]

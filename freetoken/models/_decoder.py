@@ -19,6 +19,7 @@ from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import Device, Model, Numerics, Pool, Routing, StateSpec, WeightSource
 from freetoken.core.model_config import ModelConfig
+from freetoken.kernels.gating import add_routed
 from freetoken.layers.embedding import Embedding
 from freetoken.layers.linear import Linear
 from freetoken.layers.mlp import GatedMLP
@@ -169,11 +170,10 @@ class Decoder(Model):
         return router(h, batch.live)
 
     def combine(self, layer: int, h: Tensor, x: Tensor, routed: Tensor) -> Tensor:
-        shared = self._mlps[layer]
-        if isinstance(shared, SharedExpert):
-            routed = routed + shared(x)
+        expert = self._mlps[layer]
+        shared = expert(x) if isinstance(expert, SharedExpert) else None
         self._device.charge(*cost.shared_expert(self.config, x.shape[0]))
-        return h + routed.to(h.dtype)
+        return add_routed(h, routed, shared)
 
     def dense(self, layer: int, h: Tensor) -> Tensor:
         mlp = self._mlps[layer]

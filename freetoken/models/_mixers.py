@@ -14,8 +14,8 @@ from freetoken.attention.gated_delta import GatedDelta
 from freetoken.attention.sliding import SlidingAttention
 from freetoken.core.batch import Batch
 from freetoken.core.model_config import ModelConfig
-from freetoken.kernels.activation import sigmoid
 from freetoken.kernels.delta_decode import Inputs, Layer
+from freetoken.kernels.gating import sigmoid_mul
 from freetoken.kernels.rope_store import Heads
 from freetoken.layers.linear import Linear
 from freetoken.layers.norm import RMSNorm
@@ -62,7 +62,7 @@ class AttentionMixer:
         if self.heads.gated:
             width = 2 * self.heads.num * self.heads.dim
             gate = qkv[:, :width].unflatten(-1, (self.heads.num, -1))[..., self.heads.dim :]
-            mixed = (mixed.float() * sigmoid(gate)).to(h.dtype)
+            mixed = sigmoid_mul(mixed, gate)
         return self.out.add_to(h, mixed.flatten(1))
 
 

@@ -20,6 +20,8 @@ from freetoken.kernels.delta_decode import reference as delta_reference
 from freetoken.kernels.delta_decode import triton as delta_decode
 from freetoken.kernels.gated_delta import reference as gated_reference
 from freetoken.kernels.gated_delta import triton as gated_delta
+from freetoken.kernels.gating import reference as gating_reference
+from freetoken.kernels.gating import triton as gating
 from freetoken.kernels.linear import reference as linear_reference
 from freetoken.kernels.linear import triton as linear
 from freetoken.kernels.norm_linear import triton as norm_linear
@@ -310,3 +312,21 @@ def test_chunked_delta_rule(length: int, heads: tuple[int, ...], cuts: tuple[int
     out = gated_delta.chunked(inputs, ours, cuts, 64)
     close(out, gated_reference.chunked(inputs, want, cuts, 64), bound)
     close(ours, want, bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(2, 40), (9, 300), *big((1, 2048), (4000, 2048))])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_gating(rows: int, width: int, dtype: torch.dtype) -> None:
+    products = rand(rows, 2 * width + 1, dtype=dtype) * 3
+    products[0, 0], products[0, 1] = 200.0, -200.0
+    gate, up, last = products[:, :width], products[:, width : 2 * width], products[:, 2 * width :]
+    for name in ("silu", "gelu", "gelu_pytorch_tanh", "relu"):
+        close(gating.act_mul(name, gate, up), gating_reference.act_mul(name, gate, up), ROUND[dtype])
+    h, routed = up.contiguous(), rand(rows, width)
+    for shared in (None, (gate.contiguous(), last)):
+        want = gating_reference.add_routed(h, routed, shared)
+        close(gating.add_routed(h, routed, shared), want, 2 * ROUND[dtype])
+    heads = rand(rows, 5, 2 * 24, dtype=dtype)
+    x, share = heads[..., :24], heads[..., 24:]
+    close(gating.sigmoid_mul(x, share), gating_reference.sigmoid_mul(x, share), ROUND[dtype])

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from freetoken.core.model_config import AttentionSpec
 from freetoken.kernels.activation import silu
+from freetoken.kernels.gating import add_routed
+from freetoken.kernels.rope import rotate
 from freetoken.layers.embedding import Embedding
 from freetoken.layers.linear import Linear
 from freetoken.layers.mlp import GatedMLP
 from freetoken.layers.moe import Router, SharedExpert
-from freetoken.layers.norm import GatedNorm, RMSNorm
+from freetoken.layers.norm import RMSNorm
 from freetoken.layers.rope import Rope, frequencies
 
 
@@ -29,9 +31,10 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 def test_routes_are_the_best_experts_in_ascending_order(
     normalise: bool, exact: bool, rows: int, top_k: int, seed: int
 ) -> None:
-    x, weight = rand(rows, 16, seed=seed), rand(8, 16, seed=seed)
+    h, weight, norm = rand(rows, 16, seed=seed), rand(8, 16, seed=seed), RMSNorm(rand(16), 1e-6)
     live = torch.arange(rows) % 3 != 1
-    routing = Router(weight, top_k, normalise, exact=exact)(x, live)
+    x, routing = Router(norm, weight, top_k, normalise, exact=exact)(h, live)
+    assert torch.equal(x, norm(h))
     assert routing.ids.dtype == torch.int32 and routing.weights.dtype == torch.float32
     probs = (x.double() @ weight.double().t()).softmax(-1)
     for row in range(rows):
@@ -46,14 +49,16 @@ def test_routes_are_the_best_experts_in_ascending_order(
 
 
 def test_ties_go_to_the_lowest_expert() -> None:
-    routing = Router(torch.ones(8, 4), 3, True)(torch.ones(2, 4), torch.ones(2, dtype=torch.bool))
+    router = Router(RMSNorm(torch.ones(4), 1e-6), torch.ones(8, 4), 3, True)
+    _, routing = router(torch.ones(2, 4), torch.ones(2, dtype=torch.bool))
     assert routing.ids.tolist() == [[0, 1, 2]] * 2
     assert torch.allclose(routing.weights, torch.full((2, 3), 1 / 3))
 
 
 def test_a_16_bit_input_is_routed_in_float32() -> None:
     weight = torch.tensor([[1.0, 0.0], [1.0, 2.0**-12]])
-    routing = Router(weight, 1, True)(torch.ones(1, 2, dtype=torch.bfloat16), torch.tensor([True]))
+    router = Router(RMSNorm(torch.ones(2), 1e-6), weight, 1, True)
+    _, routing = router(torch.ones(1, 2, dtype=torch.bfloat16), torch.tensor([True]))
     assert routing.ids.tolist() == [[1]], "bf16 logits would tie and fall to expert 0"
 
 
@@ -70,15 +75,16 @@ def test_the_shared_expert_is_weighed_by_its_gate() -> None:
     mlp = GatedMLP(Linear.join([gate, up, share]), Linear(down), "silu")
     plain = (silu(x @ gate.t()) * (x @ up.t())) @ down.t()
     assert torch.allclose(mlp(x), plain, atol=1e-5)
-    assert torch.allclose(SharedExpert(mlp)(x), plain * torch.sigmoid(x @ share.t()), atol=1e-5)
+    h, routed = rand(5, 16, seed=2), rand(5, 16, seed=3)
+    want = h + routed + plain * torch.sigmoid(x @ share.t())
+    assert torch.allclose(add_routed(h, routed, SharedExpert(mlp)(x)), want, atol=1e-5)
+    assert torch.equal(add_routed(h, routed), h + routed)
 
 
 def test_norms_add_their_offset_once() -> None:
     x, weight = rand(3, 16), rand(16)
     shifted = RMSNorm(weight, 1e-6, 1.0)(x)
     assert torch.allclose(shifted, RMSNorm(weight + 1.0, 1e-6)(x))
-    gated = GatedNorm(weight, 1e-6).gated(x, x[:, :16] * 2)
-    assert torch.allclose(gated, RMSNorm(weight, 1e-6)(x) * silu(x * 2))
 
 
 def test_an_embedding_looks_rows_up() -> None:
@@ -91,12 +97,10 @@ def spec(**scaling: object) -> AttentionSpec:
 
 
 def test_a_rope_table_has_a_row_for_every_position() -> None:
-    rope = Rope(spec(), 100, torch.device("cpu"))
-    assert rope.cos.shape == rope.sin.shape == (100, 4)
+    cos, sin = Rope(spec(), 100, torch.device("cpu")).tables
+    assert cos.shape == sin.shape == (100, 4)
     x = rand(2, 3, 16)
-    assert torch.equal(rope(x, torch.tensor([0, 0])), x), "position 0 turns nothing"
-    with pytest.raises(IndexError):
-        rope(x, torch.tensor([0, 100]))
+    assert torch.equal(rotate(x, cos[[0, 0]], sin[[0, 0]]), x), "position 0 turns nothing"
 
 
 def test_scaled_frequencies_lie_between_plain_and_stretched() -> None:

@@ -29,4 +29,6 @@ def route(
 
 def choose_experts(logits: Tensor, top_k: int, normalise: bool, live: Tensor) -> tuple[Tensor, Tensor]:
     """(ids, weights) from float32 logits [T, E], as `route` chooses."""
-    return reference.choose_experts(logits, top_k, normalise, live)
+    maker = choose(MAKERS, logits.device.type)
+    out: tuple[Tensor, Tensor] = maker.choose_experts(logits, top_k, normalise, live)
+    return out

@@ -15,6 +15,7 @@ from freetoken.kernels._triton import Card, Launch, card, jit, power_of_two, tl
 from freetoken.kernels._triton import supports as supports
 from freetoken.kernels.linear import reference as plain
 from freetoken.kernels.rms_norm import triton as rms
+from freetoken.kernels.router import reference
 
 RANK = 20
 MOST_ROWS = 16
@@ -66,11 +67,9 @@ def route(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = h.shape[0]
     x = torch.empty(h.shape, dtype=h.dtype, device=h.device)
-    ids = torch.empty(rows, top_k, dtype=torch.int32, device=h.device)
-    weights = torch.empty(rows, top_k, dtype=torch.float32, device=h.device)
-    if not rows:
-        return x, ids, weights
     where = card(h.device)
+    if not rows:
+        return reference.route(h, norm, eps, weight, top_k, normalise, live)
     if rows <= MOST_ROWS:
         logits = torch.empty(rows, weight.shape[0], dtype=torch.float32, device=h.device)
         launches = plan_logits(h, norm, eps, weight, (x, logits), where)
@@ -80,9 +79,17 @@ def route(
         launch()
     if rows > MOST_ROWS:
         logits = plain.linear(x.float(), weight, None)
-    for launch in plan_choice(logits, live, (ids, weights), normalise):
-        launch()
-    return x, ids, weights
+    return x, *choose_experts(logits, top_k, normalise, live)
+
+
+def choose_experts(logits: Tensor, top_k: int, normalise: bool, live: Tensor) -> tuple[Tensor, Tensor]:
+    rows = logits.shape[0]
+    ids = torch.empty(rows, top_k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, top_k, dtype=torch.float32, device=logits.device)
+    if rows:
+        for launch in plan_choice(logits.contiguous(), live, (ids, weights), normalise):
+            launch()
+    return ids, weights
 
 
 def plan_logits(
