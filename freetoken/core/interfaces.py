@@ -336,6 +336,9 @@ class ExpertBackend(abc.ABC):
     def wake(self) -> None:
         """A step is about to be launched: whoever answers the device must be listening."""
 
+    def rest(self) -> None:
+        """No step is in flight any more, however it ended."""
+
     def end_step(self, step_s: float) -> None:
         """A decode step's expert work is complete: controllers and background fills advance."""
 

@@ -423,6 +423,7 @@ class Engine:
         log.error("step failed: %s", error, exc_info=log.isEnabledFor(10))
         wrapped = error if isinstance(error, FreeTokenError) else DeviceError(f"The step failed: {error}.")
         self._flight = None
+        self.runner.experts.rest()
         self._end_job(committed=False)
         for request in list(self.scheduler.running):
             request.num_pending = 0

@@ -52,6 +52,7 @@ class DecodeGraphs:
             self._graphs[rows] = self._capture(rows)
         graph, logits = self._graphs[rows]
         batch = self._buffers.fill(segments, rows, resolve=False)
+        self._experts.wake()
         graph.replay()
         return batch, logits[: len(segments)]
 

@@ -73,10 +73,10 @@ class Runner:
     def launch(self, segments: Sequence[Segment]) -> Launched:
         """Enqueue a forward over `segments`."""
         with torch.inference_mode():
-            self.experts.wake()
             if self._graphs is not None and self._graphs.fits(segments):
                 return Launched(*self._graphs.launch(segments))
             batch = self.fill(segments)
+            self.experts.wake()
             return Launched(batch, self.model.forward(batch, self.experts))
 
     def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Sampled:

@@ -54,6 +54,7 @@ class DeviceStream:
         self._next = (0, 0)
         self._resident: list[list[int]] = []
         self.link_bytes = 0
+        self._changed = False
         self.is_open = False
 
     def open(self) -> None:
@@ -63,6 +64,7 @@ class DeviceStream:
         places = [count[i : i + size] for i in range(0, size * (len(count) // size), size)]
         self._freed = deque((some, None) for some in places)
         self._learn()
+        self._changed = False
         self._ahead.clear()
         self._next = (0, 0)
         self.is_open = True
@@ -83,6 +85,8 @@ class DeviceStream:
         outs = [torch.zeros(x[cut].shape, dtype=torch.float32, device=x.device) for cut in cuts]
         form, done = self._form(layer), 0
         while done < self._bank.num_experts:
+            if self._changed:
+                self._look_again(layer, done)
             group = self._group(layer, done)
             addresses = self._addresses(layer, group)
             if group.event is not None:
@@ -98,22 +102,38 @@ class DeviceStream:
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def interrupted(self) -> None:
-        """A decode step ran in between: slots may have changed hands."""
+        """A decode step ran in between: slots may have changed hands, so plans are looked through again."""
+        self._changed = True
+
+    def _look_again(self, layer: int, done: int) -> None:
+        """Keep the groups ahead whose residents are still there; the others are cut and copied anew."""
+        self._changed = False
         self._learn()
+        kept: deque[Group] = deque()
+        for group in self._ahead:
+            copied = set(group.experts)
+            here = self._resident[group.layer]
+            if not all(here[e] or e in copied for e in range(group.first, group.last)):
+                break
+            kept.append(group)
+        for group in list(self._ahead)[len(kept) :]:
+            if group.slots:
+                self._freed.append((group.slots, group.event))
+        self._ahead = kept
+        last = kept[-1] if kept else Group(layer, done, done, [], [])
+        self._next = (last.layer, last.last)
+        if last.last == self._bank.num_experts:
+            self._next = (last.layer + 1, 0)
+        self._run_ahead()
 
     def _learn(self) -> None:
         self._resident = self._table.resident()
 
     def _group(self, layer: int, done: int) -> Group:
         """The next span of the layer: up to the end of the group whose copies come next."""
-        while self._ahead and (self._ahead[0].layer, self._ahead[0].last) <= (layer, done):
-            self._drop(self._ahead.popleft())
         if self._ahead and self._ahead[0].layer == layer:
             return self._ahead.popleft()
         return Group(layer, done, self._bank.num_experts, [], [])
-
-    def _drop(self, group: Group) -> None:
-        self._freed.append((group.slots, group.event))
 
     def _addresses(self, layer: int, group: Group) -> Tensor:
         """int64 [E] device addresses: slots where resident, the ring where copied."""

@@ -174,10 +174,10 @@ class SlotTable:
         table = self.table
         ours = (table.slot_of, table.expert_of, table.tiles_in)
         slot_of, expert_of, tiles = (t.cpu().numpy() for t in ours)
+        moved, come = owner[tail].copy(), tiles[tail].copy()
         slot_of[owner[gone]] = -1
-        slot_of[owner[tail]] = holes
-        tiles[holes], expert_of[holes] = tiles[tail], owner[tail]
-        for emptied in (gone, tail):
+        for emptied in (gone, tail):  # before the holes are taken: a hole may be a place just given up
             expert_of[emptied], tiles[emptied] = -1, 0
+        slot_of[moved], expert_of[holes], tiles[holes] = holes, moved, come
         for mine, theirs in zip(ours, (slot_of, expert_of, tiles), strict=True):
             mine.copy_(torch.from_numpy(theirs))

@@ -29,6 +29,10 @@ class Poller:
     def wake(self) -> None:
         self._lib.wake_poller(self._poller)
 
+    def rest(self, *, everything: bool = False) -> None:
+        """A step, or all that were in flight, are over."""
+        self._lib.rest_poller(self._poller, everything)
+
     @property
     def took_s(self) -> float:
         """What the last answer took."""

@@ -165,6 +165,7 @@ ft_poller* ft_poller_new(ft_executor* executor, const ft_device_block* block) {
   return executor && block ? new ft_poller(*executor, *block) : nullptr;
 }
 void ft_poller_wake(ft_poller* poller) { poller->wake(); }
+void ft_poller_rest(ft_poller* poller, int all) { poller->rest(all != 0); }
 void ft_poller_free(ft_poller* poller) { delete poller; }
 
 void ft_executor_free(ft_executor* executor) {

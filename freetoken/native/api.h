@@ -72,7 +72,8 @@ typedef struct ft_device_block {
 } ft_device_block;
 typedef struct ft_poller ft_poller;
 FT_API ft_poller* ft_poller_new(ft_executor*, const ft_device_block* block);
-FT_API void ft_poller_wake(ft_poller*); /* steps are about to run: spin for their requests */
+FT_API void ft_poller_wake(ft_poller*);          /* a step is about to be launched: spin for its requests */
+FT_API void ft_poller_rest(ft_poller*, int all); /* a step, or all of them, are over */
 FT_API void ft_poller_free(ft_poller*); /* before the executor and the block */
 
 /* y [rows, n] = x [rows, k] w[n, k]^T + bias; all of dtype (ft_dtype), sums in float32, one rounding. */

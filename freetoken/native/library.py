@@ -122,6 +122,9 @@ class Library:
     def wake_poller(self, poller: int) -> None:
         self._lib.ft_poller_wake(poller)
 
+    def rest_poller(self, poller: int, everything: bool) -> None:
+        self._lib.ft_poller_rest(poller, everything)
+
     def free_poller(self, poller: int) -> None:
         self._lib.ft_poller_free(poller)
 
@@ -188,6 +191,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_executor_free": (None, [_PTR]),
         "ft_poller_new": (_PTR, [_PTR, _PTR]),
         "ft_poller_wake": (None, [_PTR]),
+        "ft_poller_rest": (None, [_PTR, c_int]),
         "ft_poller_free": (None, [_PTR]),
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
         "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),

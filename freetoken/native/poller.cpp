@@ -31,7 +31,13 @@ Poller::~Poller() {
   thread_.join();
 }
 
+void Poller::rest(bool all) {
+  if (all) in_flight_.store(0);
+  else if (in_flight_.fetch_sub(1) <= 0) in_flight_.fetch_add(1);
+}
+
 void Poller::wake() {
+  in_flight_.fetch_add(1);
   if (awake_.load(std::memory_order_acquire)) return;
   {
     std::lock_guard<std::mutex> held(mutex_);
@@ -58,11 +64,12 @@ void Poller::loop() {
         continue;
       }
       pause();
-      if (turn % 256 == 0 && now_ns() - idle_since > PARK_NS) {
-        awake_.store(false, std::memory_order_release);
-        // A request that came between the last look and now is found by looking once more.
-        if (sequence->load(std::memory_order_acquire) == served) break;
-        awake_.store(true, std::memory_order_release);
+      if (turn % 256) continue;
+      if (in_flight_.load() > 0) idle_since = now_ns();
+      if (now_ns() - idle_since > PARK_NS) {
+        awake_.store(false);
+        if (in_flight_.load() == 0) break;  // else wake() saw us awake
+        awake_.store(true);
       }
     }
   }

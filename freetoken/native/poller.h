@@ -7,8 +7,8 @@
 //   ids    int32 [T][k]   the routing of all rows; x [T][H] 16-bit; out float32 [2 T k][H]
 // The answer to route r is out[r]: the sum over its item's tiles, in the executor's fixed order. Rows T k and
 // up of `out` are ours. ORDER: as in abi.h: an acquire load sees the sequence, a release store says done.
-// PARKING: spins while steps run; after PARK_NS without a request it sleeps until wake(). The device can't
-// wake anybody, so whoever launches a step calls wake() first.
+// PARKING: the device can't wake anybody, so whoever launches a step says so first (wake) and tells when it is
+// over (rest). While steps are in flight the thread spins, else it sleeps after PARK_NS without a request.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -26,6 +26,7 @@ class Poller {
   Poller(Executor& executor, const ft_device_block& block);
   ~Poller();
   void wake();
+  void rest(bool all);
 
  private:
   static constexpr uint64_t PARK_NS = 5000000;
@@ -38,6 +39,7 @@ class Poller {
   std::vector<uint8_t> io_;  // the executor's own block: work list, rows, a copy of x
   std::mutex mutex_;
   std::condition_variable bell_;
+  std::atomic<int> in_flight_{0};
   std::atomic<bool> awake_{false}, stopping_{false};
   std::thread thread_;
 };

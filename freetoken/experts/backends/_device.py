@@ -49,7 +49,6 @@ class DeviceBackend(ExpertBackend):
         self._call: Call | None = None
         self._parts: list[Tensor] = []
         self._stream = DeviceStream(setup, self.table)
-        self._interposed = False
         self._steps = 0
         self.table.set_split(self._split())
         if name == "fused":
@@ -89,7 +88,7 @@ class DeviceBackend(ExpertBackend):
 
     def wake(self) -> None:
         """A step is about to be launched: the host must be listening."""
-        self._interposed = True
+        self._stream.interrupted()
         if self._poller is not None:
             self._poller.wake()
 
@@ -150,9 +149,6 @@ class DeviceBackend(ExpertBackend):
             self.on_routing(layer, routing.ids.cpu())
         if not self._stream.is_open:
             self._stream.open()
-        if self._interposed:
-            self._stream.interrupted()
-            self._interposed = False
         y = yield from self._stream.layer(layer, x, routing, self.setup.chunk_tokens)
         self.stats.prefill_link_bytes = self._stream.link_bytes
         return y
@@ -167,7 +163,13 @@ class DeviceBackend(ExpertBackend):
         """All prompts of more rows than a step takes go layer by layer."""
         return self.bank.total_bytes if num_tokens > MOST_ROWS else 0
 
+    def rest(self) -> None:
+        if self._poller is not None:
+            self._poller.rest(everything=True)
+
     def end_step(self, step_s: float) -> None:
+        if self._poller is not None:
+            self._poller.rest()
         self.stats.steps += 1
         self._steps += 1
         if self.io is not None and int(self.io.poison[0]):

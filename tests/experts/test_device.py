@@ -1,0 +1,137 @@
+"""Residency decided by kernels: any number of slots, any split and any interruption give the same answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from freetoken.core.interfaces import Numerics, Routing
+from freetoken.experts.backends._device import DeviceBackend
+from freetoken.experts.setup import ExpertSetup
+from freetoken.native.library import library
+
+from . import build
+from .device_build import KernelCpu
+
+needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
+
+
+def backend(tiny: build.Tiny, name: str, slots: int = 0, chunk: int = 2048) -> DeviceBackend:
+    setup = ExpertSetup(
+        config=tiny.config,
+        bank=tiny.bank,
+        device=KernelCpu(),
+        numerics=Numerics(),
+        num_slots=slots,
+        max_slots=tiny.bank.num_layers * tiny.bank.num_experts,
+        threads=2,
+        chunk_tokens=chunk,
+    )
+    return DeviceBackend(setup, name)
+
+
+def inputs(tiny: build.Tiny, rows: int, seed: int, dead: int = 0) -> tuple[torch.Tensor, Routing]:
+    rng = np.random.default_rng(seed)
+    moe = tiny.config.moe
+    ids = np.stack([np.sort(rng.choice(moe.num_experts, moe.top_k, replace=False)) for _ in range(rows)])
+    if dead:
+        ids[-dead:] = -1
+    weights = torch.from_numpy(rng.random((rows, moe.top_k), dtype=np.float32))
+    x = torch.randn(rows, tiny.config.hidden_size, generator=torch.Generator().manual_seed(seed))
+    return x.bfloat16(), Routing(torch.from_numpy(ids.astype(np.int32)), weights)
+
+
+def steps(made: DeviceBackend, tiny: build.Tiny, rows: int, count: int = 6) -> list[torch.Tensor]:
+    outs = []
+    for step in range(count):
+        made.wake()
+        made.begin_step()
+        for layer in range(tiny.bank.num_layers):
+            x, routing = inputs(tiny, rows, 10 * step + layer, dead=int(rows > 2))
+            made.begin(layer, x, routing, None)
+            outs.append(made.finish(layer))
+        made.end_step(0.0)
+    return outs
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 65])
+def test_slots_never_change_a_bit(rows: int) -> None:
+    tiny = build.tiny()
+    whole = steps(backend(tiny, "fused"), tiny, rows)
+    for slots in (6, 9):
+        made = backend(tiny, "offload", slots)
+        for mine, theirs in zip(steps(made, tiny, rows), whole, strict=True):
+            assert torch.equal(mine, theirs)
+        made.table.count(made.stats)
+        assert made.stats.misses and made.stats.filled_tiles == made.stats.missing_tiles
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["hybrid", "cpu"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+def test_the_host_answers_what_is_left_to_it(name: str, rows: int) -> None:
+    tiny = build.tiny()
+    whole = steps(backend(tiny, "fused"), tiny, rows)
+    made = backend(tiny, name, 6)
+    if name == "hybrid":
+        made.table.set_split((0.5, 0.0))
+    try:
+        for mine, theirs in zip(steps(made, tiny, rows), whole, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+    finally:
+        made.close()
+    made.table.count(made.stats)
+    assert made.stats.cpu_tiles
+    assert (made.stats.filled_tiles == 0) == (name == "cpu")
+
+
+@pytest.mark.parametrize("chunk", [40, 2048])
+def test_a_prompt_streams_to_the_same_bits_whatever_is_resident(chunk: int) -> None:
+    tiny = build.tiny()
+    x, routing = inputs(tiny, 100, 1)
+
+    def stream(made: DeviceBackend, between) -> torch.Tensor:
+        outs = []
+        made.begin_job(100)
+        for layer in range(tiny.bank.num_layers):
+            units = made.stream_layer(layer, x, routing)
+            while True:
+                try:
+                    next(units)
+                except StopIteration as end:
+                    outs.append(end.value)
+                    break
+                between()
+        made.end_job()
+        return torch.stack(outs)
+
+    want = stream(backend(tiny, "fused", chunk=chunk), lambda: None)
+    for slots in (6, 12):
+        made = backend(tiny, "offload", slots, chunk)
+        steps(made, tiny, 1)
+        assert torch.equal(stream(made, lambda: None), want)
+        steps(made, tiny, 1)
+        assert torch.equal(stream(made, lambda: steps(made, tiny, 2, count=1)), want)
+
+
+def test_slots_can_be_taken_away_and_given_back_between_steps() -> None:
+    tiny = build.tiny()
+    whole = steps(backend(tiny, "fused"), tiny, 2, 12)
+    made = backend(tiny, "offload", 12)
+    outs = []
+    for round_, slots in enumerate((12, 7, 9)):
+        made.resize(slots)
+        for step in range(4 * round_, 4 * round_ + 4):
+            made.begin_step()
+            for layer in range(tiny.bank.num_layers):
+                x, routing = inputs(tiny, 2, 10 * step + layer, dead=0)
+                made.begin(layer, x, routing, None)
+                outs.append(made.finish(layer))
+        table = made.table.table
+        owner = table.expert_of
+        assert (owner[slots + 1 :] == -1).all()
+        held = owner >= 0
+        assert torch.equal(table.slot_of[owner[held].long()], held.nonzero().flatten().int())
+    for mine, theirs in zip(outs, whole, strict=True):
+        assert torch.equal(mine, theirs)
