@@ -313,6 +313,10 @@ class ExpertBackend(abc.ABC):
     def finish(self, layer: int) -> Tensor:
         """float32 [T, H]: the sum over routes; dead rows are zero."""
 
+    def add(self, layer: int, h: Tensor) -> Tensor:
+        """h [T, H] + the sum over routes, rounded once to h's type."""
+        return h + self.finish(layer).to(h.dtype)
+
     @abc.abstractmethod
     def stream_layer(self, layer: int, x: Tensor, routing: Routing) -> Generator[None, None, Tensor]:
         """Compute a whole macro-chunk's layer, yielding where a decode step may be interposed.
@@ -398,8 +402,12 @@ class Model(abc.ABC):
                 continue
             x, routing = self.route(layer, h, batch)
             experts.begin(moe_layer, x, routing, batch)
-            h = self.combine(layer, h, x, experts.finish(moe_layer))
+            h = self.add_experts(layer, h, x, experts)
         return h
+
+    def add_experts(self, layer: int, h: Tensor, x: Tensor, experts: ExpertBackend) -> Tensor:
+        """`combine` with what the experts that have begun on x answer."""
+        return self.combine(layer, h, x, experts.finish(self.config.moe_layer_of[layer]))
 
 
 class ModelFamily(abc.ABC):

@@ -34,6 +34,7 @@ class SlotTable:
             "experts", bank.slot_bytes, count + 1, min_units=least + 1, max_units=most + 1
         )
         place, policy = device.torch_device, setup.policy
+        self._snapshot: Tensor | None = None
         name = policy.name if policy is not None and policy.name in POLICIES else POLICIES[0]
 
         def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -85,7 +86,9 @@ class SlotTable:
     def set_split(self, split: tuple[float, float]) -> None:
         """alpha and beta for every batch bucket; takes effect with the next layer-step."""
         words = torch.tensor([max(-ONE, min(ONE, round(split[0] * ONE))), round(split[1] * ONE)])
-        self.table.split.copy_(words.int().expand(BUCKETS, 2))
+        host = words.int().expand(BUCKETS, 2).contiguous()
+        host = host.pin_memory() if self._device.torch_device.type == "cuda" else host
+        self.table.split.copy_(host, non_blocking=True)
 
     def load_everything(self) -> None:
         """Give every record its slot and its bytes."""
@@ -131,9 +134,12 @@ class SlotTable:
         if self.pool.min_units != self.pool.max_units:
             prepare_victims(self.table, 0, self._bank.num_experts)
 
-    def count(self, stats: ExpertStats) -> None:
-        """Read the device's counters."""
-        values = self.table.stats.tolist()
+    def count(self, stats: ExpertStats, *, wait: bool = True) -> None:
+        """Read the device's counters; without waiting, those of the call before."""
+        values = (self.table.stats if wait or self._snapshot is None else self._snapshot).tolist()
+        if not wait and self._device.torch_device.type == "cuda":
+            self._snapshot = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
+            self._snapshot.copy_(self.table.stats, non_blocking=True)
         stats.requests, stats.hits, stats.misses, stats.missing_tiles = values[:4]
         stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:]
         size = max(one.tile_bytes for one in self._bank.layouts)

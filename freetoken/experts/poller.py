@@ -6,6 +6,8 @@ whoever launches steps: the device can't wake a sleeping thread.
 
 from __future__ import annotations
 
+import torch
+
 from freetoken.experts import device_io
 from freetoken.experts.native_executor import native_layers
 from freetoken.experts.setup import ExpertSetup
@@ -33,10 +35,10 @@ class Poller:
         """A step, or all that were in flight, are over."""
         self._lib.rest_poller(self._poller, everything)
 
-    @property
-    def took_s(self) -> float:
-        """What the last answer took."""
-        return int(self._io.reply[2]) * 1e-9
+    def totals(self) -> tuple[float, int, int]:
+        """(seconds, tiles, requests) of all answers so far."""
+        ns, tiles, requests = self._io.reply[4:10].view(torch.int64).tolist()
+        return ns * 1e-9, tiles, requests
 
     def close(self) -> None:
         poller, self._poller = self._poller, 0

@@ -53,6 +53,7 @@ class Launch:
 
     args    in the kernel's order: tensors, ints, floats, None where a pointer is not given
     consts  its compile-time arguments
+    registers   most registers of a thread, 0 = the compiler's choice
     """
 
     kernel: Any
@@ -61,9 +62,13 @@ class Launch:
     consts: Mapping[str, Any] = field(default_factory=dict)
     warps: int = 4
     stages: int = 2
+    registers: int = 0
 
     def __call__(self) -> None:
-        self.kernel[self.grid](*self.args, **self.consts, num_warps=self.warps, num_stages=self.stages)
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.registers:
+            options["maxnreg"] = self.registers
+        self.kernel[self.grid](*self.args, **self.consts, **options)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,16 @@ from freetoken.attention import full, gated_delta, sliding
 from freetoken.core import cost
 from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
-from freetoken.core.interfaces import Device, Model, Numerics, Pool, Routing, StateSpec, WeightSource
+from freetoken.core.interfaces import (
+    Device,
+    ExpertBackend,
+    Model,
+    Numerics,
+    Pool,
+    Routing,
+    StateSpec,
+    WeightSource,
+)
 from freetoken.core.model_config import ModelConfig
 from freetoken.kernels.gating import add_routed
 from freetoken.layers.embedding import Embedding
@@ -174,6 +183,14 @@ class Decoder(Model):
         shared = expert(x) if isinstance(expert, SharedExpert) else None
         self._device.charge(*cost.shared_expert(self.config, x.shape[0]))
         return add_routed(h, routed, shared)
+
+    def add_experts(self, layer: int, h: Tensor, x: Tensor, experts: ExpertBackend) -> Tensor:
+        expert, moe_layer = self._mlps[layer], self.config.moe_layer_of[layer]
+        if not isinstance(expert, SharedExpert):
+            return experts.add(moe_layer, h)
+        shared = expert(x)  # while the host and the link are busy
+        self._device.charge(*cost.shared_expert(self.config, x.shape[0]))
+        return add_routed(h, experts.finish(moe_layer), shared)
 
     def dense(self, layer: int, h: Tensor) -> Tensor:
         mlp = self._mlps[layer]

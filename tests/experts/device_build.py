@@ -1,4 +1,4 @@
-"""A CPU that says it has kernels: the reference makers decide residency on it, so CI runs the device's path."""
+"""A CPU that says it has kernels: the reference makers decide residency, so CI runs that path."""
 
 from __future__ import annotations
 

@@ -29,6 +29,11 @@ from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import MOST_ROWS, Call, Io
 
 COUNT_EVERY = 16
+ANSWER_S = 6e-6
+"""What an answer takes beside its tiles."""
+LINK_SHARE = 0.85
+"""What kernels read of the link's copy rate (measured 46.8 of 55 GB/s)."""
+LEARN = 0.25
 HOST_ROWS = 16
 """Batches of more rows are the link's: an expert with many rows costs the host arithmetic, not reading."""
 
@@ -50,6 +55,9 @@ class DeviceBackend(ExpertBackend):
         self._parts: list[Tensor] = []
         self._stream = DeviceStream(setup, self.table)
         self._steps = 0
+        size = max(one.tile_bytes for one in self.bank.layouts)
+        self._host_tile_s = size / self.device.machine.host_bw_beside_link
+        self._told = (0.0, 0, 0)
         self.table.set_split(self._split())
         if name == "fused":
             self.table.load_everything()
@@ -104,6 +112,9 @@ class DeviceBackend(ExpertBackend):
         cut = slice(len(self._parts) * MOST_ROWS, rows)
         self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
 
+    def add(self, layer: int, h: Tensor) -> Tensor:
+        return super().add(layer, h) if self._parts else self._end(layer, h)
+
     def finish(self, layer: int) -> Tensor:
         parts, self._parts = [*self._parts, self._end(layer)], []
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -124,10 +135,10 @@ class DeviceBackend(ExpertBackend):
         with torch.cuda.stream(self._side):
             step.prepare_victims(table, layer, self.bank.num_experts)
 
-    def _end(self, layer: int) -> Tensor:
+    def _end(self, layer: int, residual: Tensor | None = None) -> Tensor:
         call, self._call = self._call, None
         assert call is not None
-        out = step.combine(self.table.table, self.table.places[layer], call)
+        out = step.combine(self.table.table, self.table.places[layer], call, residual)
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         return out
@@ -179,7 +190,21 @@ class DeviceBackend(ExpertBackend):
                 hint="Look for a process that takes the cores and restart, or use --moe-backend offload.",
             )
         if self._steps % COUNT_EVERY == 0:
-            self.table.count(self.stats)
+            self.table.count(self.stats, wait=False)
+            if self.name == "hybrid":
+                self._learn()
+
+    def _learn(self) -> None:
+        """Set the split anew from what the host's last answers took: a busy neighbour shifts it."""
+        assert self._poller is not None
+        seconds, tiles, requests = (b - a for a, b in zip(self._told, self._poller.totals(), strict=True))
+        self._told = self._poller.totals()
+        machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
+        if tiles > 0 and requests > 0:
+            took = max(seconds - requests * ANSWER_S, 0.3 * seconds) / tiles
+            self._host_tile_s += LEARN * (took - self._host_tile_s)
+        fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
+        self.table.set_split(balance(fill, (ANSWER_S + machine.cpu_fixed_s, self._host_tile_s)))
 
     def resize(self, num_slots: int) -> None:
         self.table.resize(num_slots)

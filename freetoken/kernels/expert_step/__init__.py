@@ -4,7 +4,8 @@
     look_up(table, place, call)                  one layer-step: who is here, who comes, who is the host's
     prepare_victims(table, layer)                the coldest residents, for the next look-up
     run_tiles(table, place, call)                partial outputs of resident and arriving tiles
-    combine(table, place, call) -> [T, H]        float32 sum over routes, ascending expert id
+    combine(table, place, call, residual)        float32 [T, H]: the sum over routes, ascending expert id;
+                                                 with a residual [T, H]: that + the sum rounded to its type
 
 Everything is stream-ordered: an arriving tile is read from host memory and kept in its slot by the same
 launch that computes it, so a slot is complete for whatever is launched later, and no host decides anything.
@@ -49,6 +50,6 @@ def run_tiles(table: Table, place: Place, call: Call) -> None:
     choose(MAKERS, table.words.device.type).run_tiles(table, place, call)
 
 
-def combine(table: Table, place: Place, call: Call) -> Tensor:
-    out: Tensor = choose(MAKERS, table.words.device.type).combine(table, place, call)
+def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
+    out: Tensor = choose(MAKERS, table.words.device.type).combine(table, place, call, residual)
     return out

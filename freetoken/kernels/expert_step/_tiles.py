@@ -245,6 +245,7 @@ def combine(
     here,
     words,
     io,
+    residual,
     out,
     T,
     K: tl.constexpr,
@@ -283,4 +284,8 @@ def combine(
     total = tl.zeros([BC], tl.float32)
     for k in tl.static_range(K):  # one after the other, in ascending expert id
         total += tl.sum(tl.where((rank == k)[:, None], value, 0.0), 0)
-    tl.store(out + row * H + col, total, mask=col < H)
+    if residual is not None:
+        kind = residual.dtype.element_ty
+        before = tl.load(residual + row * H + col, mask=col < H, other=0.0)
+        total = before.to(tl.float32) + total.to(kind).to(tl.float32)
+    tl.store(out + row * H + col, total.to(out.dtype.element_ty), mask=col < H)

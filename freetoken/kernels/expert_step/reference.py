@@ -173,7 +173,7 @@ def _wait(table: Table, call: Call) -> None:
         table.words[3] = call.io.poison[0] = 1
 
 
-def combine(table: Table, place: Place, call: Call) -> Tensor:
+def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
     rows, top_k = call.ids.shape
     out = torch.zeros(rows, place.hidden)
     if call.io is not None:
@@ -188,4 +188,4 @@ def combine(table: Table, place: Place, call: Call) -> Tensor:
             if end < place.num_tiles:
                 total = total + call.io.out[route]
             out[r] += call.weights[r, j] * total
-    return out
+    return out if residual is None else residual + out.to(residual.dtype)
