@@ -19,7 +19,7 @@ import numpy as np
 from freetoken.chat.conversation import Conversation, Message
 from freetoken.chat.events import Event, Finish, Reason, TokenInfo, TokenLogprobs, ToolCallEnd, Usage
 from freetoken.chat.gguf_vocabulary import template_of, tokenizer_of
-from freetoken.chat.grammar import Grammar, spoken_rows
+from freetoken.chat.grammar import Grammar, Think, spoken_rows
 from freetoken.chat.inert import InertText
 from freetoken.chat.nonces import without_nonces
 from freetoken.chat.parsers import grammar_for
@@ -92,16 +92,21 @@ class ChatCodec:
         self._form = PromptForm(template) if template else None
         specials = [token.text for token in tokenizer.added if token.special]
         turn_end = tokenizer.id_of(self._form.turn_end(specials) or "") if self._form else None
-        self.stop_ids = tuple(dict.fromkeys([*tokenizer.eos_ids, *([] if turn_end is None else [turn_end])]))
+        stops = [
+            *tokenizer.eos_ids,
+            *([] if turn_end is None else [turn_end]),
+            *self._ids(self.grammar.stops),
+        ]
+        self.stop_ids = tuple(dict.fromkeys(stops))
         opening, closing = self._ids(opens), self._ids(closes)
         self.anchor_ids = tuple(sorted({*opening, *closing, *self.stop_ids}))
         ends = {*closing, *self.stop_ids}
         ends |= {token.id for token in tokenizer.added if token.text.startswith(("</", "[/", "<|/"))}
         self._closer_ids = np.array(sorted(ends), np.int32)
-        begins = set(self._ids(tuple(control))) - ends
+        begins = set(self._ids(tuple(control))) - ends - set(self._ids(self.grammar.marks))
         self._opener_ids = np.array(sorted(begins), np.int32)
-        think = self.grammar.think or ("", "")
-        self.think_ids = tokenizer.id_of(think[0]), tokenizer.id_of(think[1])
+        think = self.grammar.think or Think("", "")
+        self.think_ids = tokenizer.id_of(think.open), tokenizer.id_of(think.close)
 
     @classmethod
     def from_directory(cls, path: Path, parser: str | None = None, *, drop_nonces: bool = True) -> ChatCodec:
@@ -127,7 +132,7 @@ class ChatCodec:
         """
         thinks = _THINKS[thinking] if conversation.thinking is None else conversation.thinking
         budget = thinking_budget if conversation.think_budget is None else conversation.think_budget
-        text = self._render(conversation, thinks)
+        text = self._with_thought(self._render(conversation, thinks), conversation, thinks, budget)
         ids = self._inert.encode(text)
         in_thinking = self._ends_in_thought(text)
         return Prompt(
@@ -136,7 +141,7 @@ class ChatCodec:
             anchor_ids=self.anchor_ids,
             starts_in_thinking=in_thinking,
             stop_ids=self.stop_ids,
-            think=self._budget(budget, in_thinking),
+            think=self._budget(budget, in_thinking, tools=bool(conversation.offered_tools)),
             text=self._inert.text(text),
         )
 
@@ -163,7 +168,7 @@ class ChatCodec:
             in_thinking=prompt.starts_in_thinking,
             parallel=conversation.parallel_tool_calls,
         )
-        shown = self._ids(self.grammar.opens + self.grammar.closes)
+        shown = self._ids(self.grammar.opens + self.grammar.closes + self.grammar.marks)
         return AnswerReader(self, parser, self.tokenizer.detokenizer(keep=shown), len(prompt.ids), logprobs)
 
     def text_reader(
@@ -194,9 +199,24 @@ class ChatCodec:
         variables = self._inert.break_up(conversation.template_kwargs)
         if thinks is not None:
             variables |= {"enable_thinking": thinks, "thinking": thinks}
-        text = self.template.render(self._inert.break_up(messages), self._inert.break_up(tools), variables)
-        if thinks is False and self.grammar.think and self._ends_in_thought(text):
-            text = f"{text.rstrip()}\n\n{self.grammar.think[1]}\n\n"
+        effort = variables.get("reasoning_effort")
+        if isinstance(effort, str):
+            variables["reasoning_effort"] = self.grammar.efforts.get(effort, effort)
+        return self.template.render(self._inert.break_up(messages), self._inert.break_up(tools), variables)
+
+    def _with_thought(
+        self, text: str, conversation: Conversation, thinks: bool | None, budget: int | None
+    ) -> str:
+        """The prompt with its thought opened or closed where the template has not done it."""
+        think = self.grammar.think
+        if think is None:
+            return text
+        if think.late and not self._ends_in_thought(text):
+            if thinks is False:
+                return f"{text}{think.open}{think.close}"
+            return text + think.open if budget is not None or conversation.is_formed else text
+        if thinks is False and self._ends_in_thought(text):
+            return f"{text.rstrip()}\n\n{think.close}\n\n"
         return text
 
     def normal_form(self, conversation: Conversation) -> Conversation:
@@ -219,9 +239,9 @@ class ChatCodec:
         return place_of(self.normal_form(conversation), prompt.text, len(text))
 
     def _ends_in_thought(self, text: str) -> bool:
-        return self.grammar.think is not None and text.rstrip().endswith(self.grammar.think[0])
+        return self.grammar.think is not None and text.rstrip().endswith(self.grammar.think.open)
 
-    def _budget(self, max_tokens: int | None, in_thinking: bool) -> ThinkBudget | None:
+    def _budget(self, max_tokens: int | None, in_thinking: bool, *, tools: bool) -> ThinkBudget | None:
         if max_tokens is None or self.grammar.think is None:
             return None
         open_id, close_id = self.think_ids
@@ -231,7 +251,7 @@ class ChatCodec:
                 code="thinking_budget_unsupported",
                 hint="Turn thinking off or leave the budget out.",
             )
-        forced = self.tokenizer.encode(f"\n{self.grammar.think[1]}\n\n")
+        forced = self.tokenizer.encode(self.grammar.think.ending(tools))
         return ThinkBudget(max_tokens, close_id, tuple(map(int, forced)), open_id, in_thinking)
 
     def _ids(self, texts: Sequence[str]) -> list[int]:

@@ -134,6 +134,12 @@ class Conversation:
         return f"{zlib.crc32(opening.encode('utf-8', 'replace')):08x}"
 
     @property
+    def is_formed(self) -> bool:
+        """The answer, or a part of it, must have a form."""
+        forced = self.tool_choice in ("required", "named")
+        return forced or self.answer_format is not None or any(tool.strict for tool in self.offered_tools)
+
+    @property
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may call: none when the choice is `none`."""
         return () if self.tool_choice == "none" else self.tools

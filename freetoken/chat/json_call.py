@@ -2,7 +2,8 @@
 
 Keys may come in any order, `parameters` is another word for `arguments`, which may also be JSON
 inside a string; other keys are skipped. The call is announced once the name is known and the
-arguments have begun; what is wrong before that point makes the text no call.
+arguments have begun; what is wrong before that point makes the text no call. Formats that write the name
+elsewhere leave the arguments alone (`JsonArgumentsReader`).
 """
 
 from __future__ import annotations
@@ -105,3 +106,30 @@ class JsonCallReader:
         self._calls.end(complete=True)
         self.state = "done"
         return None
+
+
+class JsonArgumentsReader:
+    """The arguments of a call whose name is known: one object, passed on as it becomes certain.
+
+    state  reading, done, or broken; the character that broke it was not used
+    """
+
+    def __init__(self, calls: CallWriter) -> None:
+        self._calls = calls
+        self._scan = JsonScan()
+        self.state = "reading"
+
+    def feed(self, char: str) -> None:
+        text = self._scan.feed(char)
+        if text is None:
+            self.break_off()
+            return
+        self._calls.arguments(text)
+        if self._scan.ended:
+            self._calls.end(complete=True)
+            self.state = "done"
+
+    def break_off(self) -> None:
+        """The stream ended here, or what comes is no JSON."""
+        self._calls.end(complete=False)
+        self.state = "broken"

@@ -7,12 +7,15 @@ with embedded JSON schemas. Knows no tokens: markers that are one token are writ
     a format, tools on offer       content, or calls
     a call is required, or named   calls
     strict tools, choice auto      any text, but calls obey the schemas of strict tools
+
+A form that begins an answer's text with a head of its own has it in front of content.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from freetoken.chat.conversation import AnswerFormat, Conversation, Tool
@@ -33,7 +36,8 @@ def answer_lark(conversation: Conversation, grammar: Grammar, mark: Callable[[st
     choice, tools = conversation.tool_choice, conversation.offered_tools
     if choice == "named":
         tools = tuple(tool for tool in tools if tool.name == conversation.forced_tool)
-    many = conversation.parallel_tool_calls and choice != "named"
+    many = conversation.parallel_tool_calls and choice != "named" and not grammar.one_call
+    head = _terms(grammar.answer_head, (*grammar.opens, *grammar.closes, *grammar.marks), mark)
     wished = conversation.answer_format
     if choice in ("required", "named"):
         return f"start: {'calls' if many else 'call'}\n{_calls(tools, grammar, mark)}"
@@ -41,9 +45,12 @@ def answer_lark(conversation: Conversation, grammar: Grammar, mark: Callable[[st
         return str(wished.value)
     if wished is not None:
         with_calls = bool(tools) and grammar.call_rule is not None
-        start = f"start: content{' | calls' if with_calls else ''}\ncontent: {_content(wished)}\n"
+        calls = " | calls" if many else " | call"
+        start = f"start: content{calls if with_calls else ''}\ncontent: {head}({_content(wished)})\n"
         return start + (_calls(tools, grammar, mark) if with_calls else "")
     if any(tool.strict for tool in tools) and grammar.call_rule is not None:
+        if head:
+            return f"start: {head}TEXT | call\n{_TEXT}{_calls(tools, grammar, mark)}"
         return f"start: TEXT (call TEXT){'*' if many else '?'}\n{_TEXT}{_calls(tools, grammar, mark)}"
     return None
 
@@ -67,6 +74,12 @@ def _content(wished: AnswerFormat) -> str:
     if wished.kind == "choice":
         return " | ".join(literal(text) for text in wished.value)
     return json_term(wished.value)
+
+
+def _terms(text: str, markers: Sequence[str], mark: Callable[[str], str]) -> str:
+    """A text with markers in it as terms, each followed by a space."""
+    pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text) if text else []
+    return "".join(f"{mark(piece) if piece in markers else literal(piece)} " for piece in pieces if piece)
 
 
 def literal(text: str) -> str:

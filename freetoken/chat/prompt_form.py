@@ -14,9 +14,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from freetoken.chat.conversation import Conversation, Message, ToolCall, parse_arguments
+from freetoken.chat.grammar import Think
 from freetoken.chat.template import ChatTemplate
 from freetoken.core.errors import RequestError
 
@@ -32,6 +34,8 @@ class PromptForm:
 
     system_anywhere, system_first  where system turns are rendered, in their place in the order
     object_arguments, text_arguments  which forms of a call's arguments come out whole
+    many_calls                        one turn may hold several
+    words_beside_thoughts             a turn with calls may hold both
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -44,12 +48,22 @@ class PromptForm:
         as_object = self._probe(self._call_probe({"k": _WORD}))
         self.object_arguments = _WORD in as_object and f"{{'k': '{_WORD}'}}" not in as_object
         self.text_arguments = _WORD in self._probe(self._call_probe(_WORD))
+        calls = tuple(ToolCall(f"call1234{i}", f"f{_WORD}{i}", {}) for i in (1, 2))
+        both = self._probe([user, Message("assistant", "", tool_calls=calls)])
+        self.many_calls = calls[0].name not in both or calls[1].name in both
+        thoughtful = Message("assistant", "words", "thoughts", calls[:1])
+        can_call = calls[0].name in self._probe([user, Message("assistant", "words", tool_calls=calls[:1])])
+        self.words_beside_thoughts = not can_call or calls[0].name in self._probe([user, thoughtful])
 
     def messages(self, conversation: Conversation) -> list[dict[str, Any]]:
         """The turns as dicts that the template renders; None marks an absent key."""
         turns = list(conversation.messages)
         if not self.system_anywhere:
             turns = self._fold_system(turns)
+        if not self.many_calls:
+            turns = _one_call_a_turn(turns)
+        if not self.words_beside_thoughts:
+            turns = [_words_as_thoughts(turn) for turn in turns]
         return [self._to_dict(turn) for turn in turns]
 
     def turn_end(self, control: Sequence[str]) -> str | None:
@@ -126,6 +140,7 @@ def _raw_dicts(turns: Sequence[Message]) -> list[dict[str, Any]]:
         {
             "role": turn.role,
             "content": turn.content,
+            **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.reasoning or None),
             "tool_calls": [_function(c.id, c.name, c.arguments) for c in turn.tool_calls] or None,
             "tool_call_id": turn.tool_call_id,
             "name": turn.name,
@@ -136,6 +151,37 @@ def _raw_dicts(turns: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _function(id_: str, name: str, arguments: object) -> dict[str, Any]:
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _one_call_a_turn(turns: list[Message]) -> list[Message]:
+    """Split turns of several calls, each followed by its own result where there is one."""
+    out: list[Message] = []
+    at = 0
+    while at < len(turns):
+        turn = turns[at]
+        at += 1
+        if len(turn.tool_calls) < 2:
+            out.append(turn)
+            continue
+        results = []
+        while at < len(turns) and turns[at].role == "tool":
+            results.append(turns[at])
+            at += 1
+        for i, call in enumerate(turn.tool_calls):
+            first = (turn.content, turn.reasoning) if i == 0 else ("", "")
+            out.append(Message("assistant", *first, (call,)))
+            own = [r for r in results if r.tool_call_id == call.id] or results[:1]
+            out += own[:1]
+            results = [r for r in results if r is not (own[0] if own else None)]
+        out += results
+    return out
+
+
+def _words_as_thoughts(turn: Message) -> Message:
+    """Words that stand before a call, joined with the thoughts before them."""
+    if not (turn.tool_calls and turn.content and turn.reasoning):
+        return turn
+    return replace(turn, content="", reasoning=f"{turn.reasoning}\n\n{turn.content}")
 
 
 def _behind_last_user(folded: list[Message], notes: list[str]) -> list[str]:
@@ -150,11 +196,13 @@ def _with(turn: Message, content: str) -> Message:
     return Message(turn.role, content, name=turn.name)
 
 
-def split_thoughts(turn: Message, think: tuple[str, str] | None) -> Message:
+def split_thoughts(turn: Message, think: Think | None) -> Message:
     """Move thoughts that a client left in an assistant turn's content to where they belong."""
-    if think is None or turn.role != "assistant" or turn.reasoning or think[1] not in turn.content:
+    if think is None or not think.inline or turn.role != "assistant" or turn.reasoning:
         return turn
-    opened, closed = map(re.escape, think)
+    if think.close not in turn.content:
+        return turn
+    opened, closed = re.escape(think.open), re.escape(think.close)
     found = re.match(rf"\s*(?:{opened})?(.*?){closed}\s*", turn.content, re.DOTALL)
     assert found is not None
     rest = turn.content[found.end() :]

@@ -97,6 +97,9 @@ class Script:
 
 def written(line: Line, grammar: Grammar, *, in_thinking: bool) -> str:
     """A line as the model would write it. `in_thinking`: the prompt ended inside an open thought."""
+    if grammar.write_answer is not None:
+        calls = [(call.name, call.arguments) for call in line.calls]
+        return grammar.write_answer(line.think, line.say, calls, in_thinking)
     parts = [line.say] if line.say else []
     if line.calls and grammar.write_call is None:
         raise RequestError(
@@ -108,9 +111,8 @@ def written(line: Line, grammar: Grammar, *, in_thinking: bool) -> str:
     text = "\n\n".join(parts[:2]) + "".join(f"\n{part}" for part in parts[2:])
     if grammar.think is None or not (in_thinking or line.think):
         return text
-    opened, closed = grammar.think
-    opening = "" if in_thinking else f"{opened}\n"
-    return f"{opening}{line.think}\n{closed}\n\n{text}"
+    opening = "" if in_thinking else f"{grammar.think.open}\n"
+    return f"{opening}{line.think}\n{grammar.think.close}\n\n{text}"
 
 
 def _write(grammar: Grammar, name: str, arguments: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from freetoken.chat.call_writer import CallWriter, ParameterWriter, is_name, new
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer, Channel, Event, ReasoningDelta, TextDelta, fold, merged
 from freetoken.chat.grammar import BACK, FAIL, SPOKEN, START, STOP, THINKING, Grammar, Sink, State
-from freetoken.chat.json_call import JsonCallReader
+from freetoken.chat.json_call import JsonArgumentsReader, JsonCallReader
 
 
 class _Row:
@@ -77,11 +77,12 @@ class StreamParser:
         self._events: list[Event] = []
         self._calls = CallWriter(self._events.append, new_id)
         self._parameters = ParameterWriter(self._calls, tools)
-        self._json: JsonCallReader | None = None
+        self._json: JsonCallReader | JsonArgumentsReader | None = None
         self._parallel = parallel
         self._text = ""
         self._pos = 0
         self._space = ""
+        self._has_spoken = False
         self._word = ""
         self._origin = self._row
         self._opener: _Opener | None = None
@@ -128,10 +129,11 @@ class StreamParser:
     def _step(self) -> bool:
         """Go on to the next marker; False if more text is needed."""
         state = self._row.state
-        if state.sink is Sink.JSON:
+        if state.sink in (Sink.JSON, Sink.ARGUMENTS):
             return self._read_json()
         found = self._row.pattern.search(self._text, self._pos)
-        until = len(self._text) if self._final else self._row.held_from(self._text, self._pos)
+        whole = self._final and state.sink is not Sink.HEADER  # half a header at the end is no text
+        until = len(self._text) if whole else self._row.held_from(self._text, self._pos)
         if found and (self._final or found.start() < until):
             until = found.start()
         else:
@@ -168,10 +170,18 @@ class StreamParser:
         if after == BACK:
             self._return()
         else:
-            self._row = self._rows[after]
-            if self._row.state.otherwise == BACK:
-                self._end_call()
+            self._enter(self._rows[after], from_header=state.sink is Sink.HEADER)
         return True
+
+    def _enter(self, row: _Row, *, from_header: bool) -> None:
+        self._row = row
+        if row.state.otherwise == BACK:
+            self._end_call()
+        elif row.state.sink is Sink.ARGUMENTS:
+            self._json = JsonArgumentsReader(self._calls)
+        elif from_header and row.state.spoken:
+            self._commit()
+            self._space = row.state.joint if self._has_spoken else ""
 
     def _leave(self, sink: Sink) -> bool:
         """Use what a row has gathered; False if a name is none."""
@@ -243,8 +253,9 @@ class StreamParser:
 
     def _end_stream(self, before: str) -> bool:
         """Nothing more will come; True if a call that never was gives text back to read."""
-        if self._opener is not None:
+        if self._opener is not None and self._row.state.sink is not Sink.HEADER:
             return self._roll_back()
+        self._opener = None
         self._calls.end(complete=False)
         if self._row.state.sink is Sink.CONTENT and not self._row.state.trim:
             if self._row.state.otherwise is not None:
@@ -260,7 +271,7 @@ class StreamParser:
             self._speak(text)
         elif sink is Sink.VALUE:
             self._parameters.value(text)
-        elif sink is not Sink.NOWHERE:
+        elif sink not in (Sink.NOWHERE, Sink.HEADER):
             self._word += text
             return sink is Sink.KEY or not self._word or is_name(self._word)
         return True
@@ -280,6 +291,7 @@ class StreamParser:
     def _say(self, text: str) -> None:
         if text:
             reasons = self._row.state.sink is Sink.REASONING
+            self._has_spoken = self._has_spoken or not reasons
             self._events.append(ReasoningDelta(text) if reasons else TextDelta(text))
 
 

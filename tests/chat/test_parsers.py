@@ -75,6 +75,23 @@ FRAGMENTS = st.sampled_from(
             '"a": 1',
             "}}",
         ],
+        *[
+            "<|start|>",
+            "assistant",
+            "<|channel|>",
+            "analysis",
+            "final",
+            "commentary",
+            "<|message|>",
+            "<|end|>",
+        ],
+        *[
+            " to=functions.f",
+            " <|constrain|>json",
+            "<|call|>",
+            "<|channel|>final<|message|>",
+            '{"a": "<|end|>"}',
+        ],
         *["<function=f>\n<parameter=a>\n1\n</parameter>\n</function>", "true", "stop", "word ", "\U0001f469"],
     ]
 )
@@ -126,5 +143,7 @@ def test_ten_thousand_mutated_examples_never_raise_and_read_alike_in_pieces(modu
         assert seen(fold(stream(module, [text[:cut], text[cut:]], mutated))) == seen(whole)
         if not whole.tool_calls:
             said = "".join((whole.content + whole.reasoning).split())
-            markers = 8 * (text.count("<think>") + text.count("</think>"))
-            assert len(said) >= len("".join(text.split())) - markers, "text was lost"
+            markers = {marker for state in module.GRAMMAR.states.values() for marker in state.rules}
+            markers = sum(text.count(marker) * len(marker) for marker in markers)
+            # Half a header at the end is dropped as well.
+            assert len(said) >= len("".join(text.split())) - markers - 14, "text was lost"

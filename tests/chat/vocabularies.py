@@ -9,6 +9,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 DEMO = Path(__file__).parents[2] / "freetoken" / "data" / "demo-model"
 CONTROL = ["<|im_start|>", "<|im_end|>"]
+HARMONY = [
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+    "<|endoftext|>",
+]
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 
 
@@ -62,6 +66,13 @@ def word_piece() -> tokenizers.Tokenizer:
     )
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece(cleanup=False)
+    return made
+
+
+def harmony() -> tokenizers.Tokenizer:
+    """Byte-level BPE with the tokens of harmony, all special."""
+    made = byte_level()
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in HARMONY])
     return made
 
 

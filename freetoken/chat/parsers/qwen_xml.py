@@ -14,14 +14,14 @@ from typing import Any
 
 from freetoken.chat.conversation import Tool
 from freetoken.chat.events import Answer
-from freetoken.chat.grammar import BACK, FAIL, Grammar, Sink, State, spoken_rows
+from freetoken.chat.grammar import BACK, FAIL, Grammar, Sink, State, Think, spoken_rows
 from freetoken.chat.lark import json_term, literal, parameter_schema, parameters_of, parameters_schema
 from freetoken.chat.parsers._example import Example, tool
 from freetoken.chat.schema_value import accepted_types
 from freetoken.chat.stream_parser import parse_whole
 
 RANK = 20
-THINK = ("<think>", "</think>")
+THINK = Think("<think>", "</think>")
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
