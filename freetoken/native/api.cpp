@@ -64,7 +64,7 @@ struct Linear : Pieces {
     const int64_t row = job.k * (job.dtype == FT_F32 ? 4 : 2);
     step = std::max<int64_t>(2, BYTES / std::max<int64_t>(row, 1) / 2 * 2);
     count = (job.n + step - 1) / step;
-    scratch = (size_t)(job.rows * (ft_align(job.k, 256) * 17 / 16 + 64 + step) * 4 + 4096);
+    scratch = (size_t)(job.rows * (ft_align(job.k, 256) * 9 / 8 + 64 + step) * 4 + 4096);
   }
   void piece(int64_t index, int worker) override {
     uint8_t* memory;

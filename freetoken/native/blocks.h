@@ -26,6 +26,15 @@ struct E8m0 {
 struct E4m3 {
   uint8_t bits;
 };
+struct Less32 {  // a byte minus 32
+  uint8_t bits;
+};
+struct LowNibble {
+  uint8_t bits;
+};
+struct HighNibble {
+  uint8_t bits;
+};
 
 #if defined(FT_AVX512) || defined(FT_AVX2)
 FT_INLINE float number(Half v) { return _cvtsh_ss(v.bits); }
@@ -33,6 +42,9 @@ FT_INLINE float number(Half v) { return _cvtsh_ss(v.bits); }
 FT_INLINE float number(Half v) { return f16_to_float(v.bits); }
 #endif
 FT_INLINE float number(uint8_t v) { return v; }
+FT_INLINE float number(Less32 v) { return (float)(v.bits - 32); }
+FT_INLINE float number(LowNibble v) { return (float)(v.bits & 15); }
+FT_INLINE float number(HighNibble v) { return (float)(v.bits >> 4); }
 FT_INLINE float number(int8_t v) { return v; }
 FT_INLINE float number(E8m0 v) { return v.bits ? bits_to_float((uint32_t)v.bits << 23) : 5.877471754e-39f; }
 FT_INLINE float number(E4m3 v) {
@@ -57,23 +69,30 @@ FT_INLINE F power_of(I e) { return number(E8m0{(uint8_t)e}); }
 FT_INLINE F lanes(const Half* p) { return from_f16((const uint16_t*)p); }
 FT_INLINE F lanes(const uint8_t* p) { return to_float(bytes_of(p)); }
 FT_INLINE F lanes(const int8_t* p) { return from_i8(p); }
+FT_INLINE F lanes(const Less32* p) { return sub(to_float(bytes_of((const uint8_t*)p)), set1(32.0f)); }
+FT_INLINE F lanes(const LowNibble* p) { return to_float(masked(bytes_of((const uint8_t*)p), 15)); }
+FT_INLINE F lanes(const HighNibble* p) { return to_float(shift_right(bytes_of((const uint8_t*)p), 4)); }
 FT_INLINE F lanes(const E8m0* p) { return power_of(bytes_of((const uint8_t*)p)); }
 FT_INLINE F lanes(const E4m3* p) { return byte_e4m3(bytes_of((const uint8_t*)p)); }
 
 // One number for COLUMNS elements: gate and up [w][H / COLUMNS], down [w / COLUMNS][H].
 template <class T, int COLUMNS>
 struct Part {
-  const T* of[3];
+  const T* of[3] = {};
   int64_t blocks, hidden;
   int rows;  // matrices that have rows
 
+  template <class Other>
+  FT_INLINE_MEMBER Part<Other, COLUMNS> as() const {  // the same bytes read as another type
+    return {{(const Other*)of[0], (const Other*)of[1], (const Other*)of[2]}, blocks, hidden, rows};
+  }
   void open(Streams& s, const Shape& g) {
     blocks = g.h / COLUMNS;
     hidden = g.h;
     rows = g.matrices < 2 ? g.matrices : 2;
     for (int m = 0; m < g.matrices; m++) of[m] = (const T*)s.next(g.w * blocks * sizeof(T));
   }
-  FT_INLINE_MEMBER const T* row(int m, int i, int64_t k) const { return of[m] + i * blocks + k / COLUMNS; }
+  FT_INLINE_MEMBER const T* row(int m, int i, int64_t k) const { return of[m] + i * blocks + (uint64_t)k / COLUMNS; }
   FT_INLINE_MEMBER const T* down(int i, int64_t h) const { return of[2] + i / COLUMNS * hidden + h; }
   FT_INLINE_MEMBER void near(int i) const {
     for (int m = 0; m < rows; m++) prefetch_near(row(m, i, 0), blocks * sizeof(T));
@@ -133,14 +152,14 @@ struct Plane {
     for (int m = 0; m < g.matrices; m++) of[m] = s.next(m < 2 ? g.w * row_bytes : g.w * g.h * BITS / 8);
   }
   FT_INLINE_MEMBER const uint8_t* line(int m, int i, int64_t k) const {
-    return of[m] + i * row_bytes + k / LINE * 64;
+    return of[m] + i * row_bytes + (uint64_t)k / LINE * 64;
   }
   FT_INLINE_MEMBER const uint8_t* column(int i, int64_t h) const {
     return of[2] + ((int64_t)(i / COLUMNS) * hidden + h) * 4;
   }
   // W codes at element k, or of column i at h, in the low bits.
   FT_INLINE_MEMBER I row(int m, int i, int64_t k, int v) const {
-    return shift_right(words_of(line(m, i, k) + 2 * v * W), BITS * (int)(k / 32 % DIGITS));
+    return shift_right(words_of(line(m, i, k) + 2 * v * W), BITS * (int)((uint64_t)k / 32 % DIGITS));
   }
   FT_INLINE_MEMBER I down(int i, int64_t h) const {
     return shift_right(dwords_of(column(i, h)), i % 2 * 16 + i % COLUMNS / 2 * BITS);
@@ -236,14 +255,6 @@ struct Blocks : Spec {
 
 namespace FT_NS {
 
-template <class Spec>
-static void run_blocks(const TileJob& job) {
-#if defined(FT_BF16_DOT)
-  if (job.x_dtype == FT_BF16) return run_tiles<Paired<Spec>>(job);
-#endif
-  run_tiles<Coded<Blocks<Spec>>>(job);
-}
-
 // Sums of the middle lie in room for sixteen of them.
 template <class Spec, int COLUMNS, int ROWS>
 static uint64_t block_bytes(uint32_t w, uint32_t h) {
@@ -252,8 +263,7 @@ static uint64_t block_bytes(uint32_t w, uint32_t h) {
   return Blocks<Spec>(shape, nullptr).size(shape, nullptr);
 }
 
-#define FT_BLOCKS(name, Spec, columns, rows)      \
-  extern const TileFormat format_##name;          \
-  const TileFormat format_##name = {#name, run_blocks<Spec>, block_bytes<Spec, columns, rows>};
-
 }  // namespace FT_NS
+
+#define FT_BLOCKS(name, Spec, columns, rows) \
+  FT_CODED(name, Coded<Blocks<Spec>>, Paired<Spec>, (block_bytes<Spec, columns, rows>))

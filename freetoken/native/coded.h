@@ -108,10 +108,6 @@ FT_INLINE void down8(const uint8_t* codes, int64_t hidden, int i, int64_t h, F (
   const uint8_t* p = codes + (i / 2 * hidden + h) * 2;
   for (int v = 0; v < V; v++) w[v] = Table(shift_right(words_of(p + 2 * v * W), i % 2 * 8));
 }
-FT_INLINE void scale_all(F (&w)[V], F scale) {
-  for (int v = 0; v < V; v++) w[v] = mul(w[v], scale);
-}
-
 // --- any tier -------------------------------------------------------------------------------------
 
 // Tile gives row(m, i, k, w), 32 weights of row i of matrix m (0 = gate, 1 = up) as floats, and down(i, h, w);
@@ -195,3 +191,26 @@ struct Coded {
 };
 
 }  // namespace FT_NS
+
+// A format of a tile by floats and, where the CPU multiplies bfloat16 pairs, by those. What isn't bfloat16 is
+// computed there as the tier below does, by its code.
+#if defined(FT_BF16_DOT)
+#define FT_CODED(name, Floats, Pairs, tile_bytes)                                  \
+  namespace ft_avx512 {                                                            \
+  extern const TileFormat format_##name;                                           \
+  }                                                                                \
+  namespace FT_NS {                                                                \
+  static void run(const TileJob& job) {                                            \
+    if (job.x_dtype != FT_BF16) return ft_avx512::format_##name.run(job);          \
+    run_tiles<Pairs>(job);                                                         \
+  }                                                                                \
+  extern const TileFormat format_##name;                                           \
+  const TileFormat format_##name = {#name, run, tile_bytes};                       \
+  }
+#else
+#define FT_CODED(name, Floats, Pairs, tile_bytes)                                  \
+  namespace FT_NS {                                                                \
+  extern const TileFormat format_##name;                                           \
+  const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes};         \
+  }
+#endif

@@ -41,8 +41,8 @@ FT_INLINE void prefetch_near(const void* p, int64_t num_bytes) {
   for (int64_t b = 0; b < num_bytes; b += 64) FT_PREFETCH((const uint8_t*)p + b);
 }
 
-// A row of x: padded with zeros, then room for its sums over 32 elements. Not a multiple of a page.
-FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) * 17 / 16 + 64; }
+// A row of x: padded with zeros, then room for its sums over 16 elements. Not a multiple of a page.
+FT_INLINE int64_t x_stride(int64_t width) { return (int64_t)ft_align(width, 256) * 9 / 8 + 64; }
 template <class X>
 FT_INLINE float* x_sums(X* x, int64_t width) {
   return (float*)(x + ft_align(width, 256) + 32);

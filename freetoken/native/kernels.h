@@ -48,6 +48,6 @@ inline uint64_t ft_align(uint64_t n, uint64_t to) { return (n + to - 1) / to * t
 
 // Rows of x as the engine wants them, running sums, and gate, up, middle of one tile.
 inline uint64_t scratch_bytes(uint64_t width, uint64_t tile_width) {
-  uint64_t padded = ft_align(width, 256) * 17 / 16 + 64;
+  uint64_t padded = ft_align(width, 256) * 9 / 8 + 64;
   return FT_ROWS * (2 * padded * 4 + 3 * (ft_align(tile_width, 64) + 32) * 4) + 4096;
 }

@@ -7,52 +7,69 @@
 
 namespace FT_NS {
 
-FT_INLINE __mmask16 first(int64_t n) { return (__mmask16)((1u << n) - 1); }
+// The numbers of 256 elements: eight in half a vector, or sixteen in a whole one. n may be read, the others are
+// finite.
+template <int N>
+struct Numbers;
+template <>
+struct Numbers<8> {
+  FT_INLINE __m256i bytes(const void* p, int64_t n) {
+    return _mm256_cvtepu8_epi32(n >= 8 ? _mm_loadl_epi64((const __m128i*)p)
+                                       : _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p));
+  }
+  FT_INLINE __m256 of(const uint8_t* p, int64_t n) { return _mm256_cvtepi32_ps(bytes(p, n)); }
+  FT_INLINE __m256 of(const Less32* p, int64_t n) {
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(bytes(p, n), _mm256_set1_epi32(32)));
+  }
+  FT_INLINE __m256 of(const E8m0* p, int64_t n) {  // 2^-127, a subnormal, is what 0 means
+    const __m256i e = _mm256_slli_epi32(bytes(p, n), 23);
+    return _mm256_castsi256_ps(_mm256_max_epu32(e, _mm256_set1_epi32(0x00400000)));
+  }
+  FT_INLINE __m256 of(const Half* p, int64_t n) {
+    return _mm256_cvtph_ps(n >= 8 ? _mm_loadu_si128((const __m128i*)p)
+                                  : _mm_maskz_loadu_epi16((__mmask8)((1u << n) - 1), p));
+  }
+  FT_INLINE __m256 all(float v) { return _mm256_set1_ps(v); }
+  template <int TIMES>
+  FT_INLINE __m256 repeated(__m256 v) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_permutevar8x32_ps(v, _mm256_srli_epi32(lane, __builtin_ctz(TIMES)));
+  }
+  FT_INLINE F whole(__m256 v) { return _mm512_zextps256_ps512(v); }
+};
+template <>
+struct Numbers<16> {
+  FT_INLINE __m128i bytes(const void* p, int64_t n) {
+    return n >= 16 ? _mm_loadu_si128((const __m128i*)p) : _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p);
+  }
+  FT_INLINE F of(const int8_t* p, int64_t n) { return to_float(_mm512_cvtepi8_epi32(bytes(p, n))); }
+  FT_INLINE F of(const E4m3* p, int64_t n) { return byte_e4m3(_mm512_cvtepu8_epi32(bytes(p, n))); }
+  FT_INLINE F of(const Less32* p, int64_t n) {
+    return to_float(_mm512_sub_epi32(_mm512_cvtepu8_epi32(bytes(p, n)), _mm512_set1_epi32(32)));
+  }
+  FT_INLINE F of(const LowNibble* p, int64_t n) { return to_float(masked(_mm512_cvtepu8_epi32(bytes(p, n)), 15)); }
+  FT_INLINE F of(const HighNibble* p, int64_t n) { return to_float(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes(p, n)), 4)); }
+  FT_INLINE F all(float v) { return set1(v); }
+  FT_INLINE F whole(F v) { return v; }
+};
 
-// The first N <= 16 numbers, of which n may be read; the other lanes hold something finite.
-template <int N>
-FT_INLINE I some(const uint8_t* p, int64_t n) {
-  static_assert(N == 8 || N == 16);
-  if (n < N) return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first(n), p));
-  return _mm512_cvtepu8_epi32(N == 8 ? _mm_loadl_epi64((const __m128i*)p) : _mm_loadu_si128((const __m128i*)p));
-}
-template <int N>
-FT_INLINE F numbers(const uint8_t* p, int64_t n) { return _mm512_cvtepi32_ps(some<N>(p, n)); }
-template <int N>
-FT_INLINE F numbers(const int8_t* p, int64_t n) {
-  const I bytes = some<N>((const uint8_t*)p, n);
-  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 24), 24));
-}
-template <int N>
-FT_INLINE F numbers(const E8m0* p, int64_t n) {  // 2^-127, a subnormal, is what 0 means
-  return _mm512_castsi512_ps(
-      _mm512_max_epu32(_mm512_slli_epi32(some<N>((const uint8_t*)p, n), 23), _mm512_set1_epi32(0x00400000)));
-}
-template <int N>
-FT_INLINE F numbers(const E4m3* p, int64_t n) { return byte_e4m3(some<N>((const uint8_t*)p, n)); }
-template <int N>
-FT_INLINE F numbers(const Half* p, int64_t n) {
-  if (n < N) return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
-  return _mm512_cvtph_ps(N == 8 ? _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i*)p))
-                                : _mm256_loadu_si256((const __m256i*)p));
-}
-
-// Lane b: what holds for elements [SPAN b, SPAN (b + 1)) of the 256 elements from k on, n elements at most.
+// Lane b: what holds for elements [SPAN b, SPAN (b + 1)) of the 256 elements from k on; n are left of the row.
 template <int SPAN>
 struct SpanAt {
+  typedef Numbers<256 / SPAN> N;
   int m, i;
   int64_t k, n;
   template <class T, int C>
-  FT_INLINE_MEMBER F operator()(const Part<T, C>& p) const {
-    if constexpr (C >= 256) return set1(number(*p.row(m, i, k)));
-    else if constexpr (C == SPAN) return numbers<256 / C>(p.row(m, i, k), n / C);
-    else {
-      const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      const I from = _mm512_srli_epi32(lane, __builtin_ctz(C / SPAN));
-      return _mm512_permutexvar_ps(from, numbers<8>(p.row(m, i, k), n / C));
-    }
+  FT_INLINE_MEMBER auto operator()(const Part<T, C>& p) const {
+    if constexpr (C >= 256) return N::all(number(*p.row(m, i, k)));
+    else if constexpr (C == SPAN) return N::of(p.row(m, i, k), (uint64_t)n / C);
+    else return N::template repeated<C / SPAN>(N::of(p.row(m, i, k), (uint64_t)n / C));
   }
-  FT_INLINE_MEMBER F operator()(const Whole& p) const { return set1(p.of[m]); }
+  FT_INLINE_MEMBER auto operator()(const Whole& p) const { return N::all(p.of[m]); }
+  FT_INLINE F sums(const float* p) {
+    if constexpr (SPAN == 32) return N::whole(_mm256_loadu_ps(p));
+    else return load(p);
+  }
 };
 
 // Step of elements 32 Q and up, whose pairs are the lanes. (Broadcasts from memory would wait for the store of
@@ -69,6 +86,7 @@ struct Paired {
   typedef uint16_t X;
   typedef Plane<Spec::LOW> Low;
   typedef Plane<Spec::HIGH> High;
+  typedef SpanAt<Spec::SPAN> Span;
   static constexpr int GROUP = 32, LOW = Spec::LOW, HIGH = Spec::HIGH, BITS = LOW + HIGH, SPAN = Spec::SPAN;
   Blocks<Spec> tile;
   int64_t hidden;
@@ -106,7 +124,7 @@ struct Paired {
     if constexpr (HIGH > 0) {
       const uint8_t* h = tile.high.line(m, i, k);
       if (k % High::LINE == 0) FT_PREFETCH(h + AHEAD);
-      more = _mm512_srl_epi16(_mm512_loadu_si512(h), _mm_cvtsi32_si128(HIGH * (int)(k / 32 % High::DIGITS)));
+      more = _mm512_srl_epi16(_mm512_loadu_si512(h), _mm_cvtsi32_si128(HIGH * (int)((uint64_t)k / 32 % High::DIGITS)));
     }
     x += k;
     one<B, R>(look_up<0>(words, more), steps, x, xs, acc);
@@ -126,6 +144,19 @@ struct Paired {
     for (int r = 0; r < R; r++) acc[r] = fma(dot2(zero(), w, _mm512_loadu_si512(x + r * xs)), step, acc[r]);
   }
 
+  // What the offsets of a row add.
+  template <int R>
+  FT_INLINE_MEMBER void extra(int m, int i, const uint16_t* x, int64_t xs, F (&acc)[R]) const {
+    F more[R];
+    for (int r = 0; r < R; r++) more[r] = zero();
+    for (int64_t k = 0; k < hidden; k += 256) {
+      const F offsets = Span::N::whole(tile.offset(Span{m, i, k, hidden - k}));
+      for (int r = 0; r < R; r++)
+        more[r] = fma(offsets, Span::sums(x_sums(x + r * xs, hidden) + k / SPAN), more[r]);
+    }
+    for (int r = 0; r < R; r++) acc[r] = add(acc[r], more[r]);
+  }
+
   template <int R, int N>
   FT_INLINE_MEMBER void dots(const int (&m)[N], const int (&i)[N], const uint16_t* x, int64_t xs,
                              float (&out)[N][R]) const {
@@ -134,18 +165,12 @@ struct Paired {
       for (int r = 0; r < R; r++) acc[n][r] = zero();
     for (int64_t k = 0; k < hidden; k += 256)
       for (int n = 0; n < N; n++) {
-        const SpanAt<SPAN> at{m[n], i[n], k, hidden - k};
-        const F steps = tile.step(at);
+        const F steps = Span::N::whole(tile.step(Span{m[n], i[n], k, hidden - k}));
         line<0, R>(m[n], i[n], k, steps, x, xs, acc[n]);
         if (Low::LINE < 256 && k + 128 < hidden) line<4, R>(m[n], i[n], k + 128, steps, x, xs, acc[n]);
-        if constexpr (Spec::OFFSET) {
-          const F offsets = tile.offset(at);
-          for (int r = 0; r < R; r++) {
-            const float* sums = x_sums(x + r * xs, hidden) + k / SPAN;
-            acc[n][r] = fma(offsets, SPAN == 32 ? _mm512_zextps256_ps512(_mm256_loadu_ps(sums)) : load(sums), acc[n][r]);
-          }
-        }
       }
+    if constexpr (Spec::OFFSET)
+      for (int n = 0; n < N; n++) extra<R>(m[n], i[n], x, xs, acc[n]);
     for (int n = 0; n < N; n++)
       for (int r = 0; r < R; r++) out[n][r] = sum(acc[n][r]);
   }

@@ -20,6 +20,8 @@ from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import CodedMatrix, WeightFormat
 from freetoken.core.units import align_up, ceil_div
 
+ALL = 1 << 30
+"""Columns of a part whose value is for a whole row."""
 _ALIGN = 64
 _KINDS = {
     torch.float16: "f16",
@@ -86,6 +88,19 @@ class CodedFormat(WeightFormat):
     error = 0.0
     meaning: Meaning | None = None
 
+    @property
+    def tile_parts(self) -> tuple[Part, ...]:
+        """The parts as a tile holds them: what `store` makes."""
+        return self.parts
+
+    def store(self, coded: CodedMatrix) -> CodedMatrix:
+        """Codes of `planes` and `tile_parts` from codes and parts."""
+        return coded
+
+    def restore(self, stored: CodedMatrix) -> CodedMatrix:
+        """The inverse."""
+        return stored
+
     @abc.abstractmethod
     def encode(self, matrix: Tensor) -> CodedMatrix:
         """Code float [.., rows, K] with blocks along K."""
@@ -123,7 +138,7 @@ class CodedFormat(WeightFormat):
                 size = w * h * bits // 8 if matrix == DOWN else w * row
                 yield Stream(matrix, None, at, size, w, h, plane)
                 at += align_up(size, _ALIGN)
-        for part in self.parts:
+        for part in self.tile_parts:
             item = part.dtype.itemsize
             if not part.columns:
                 yield Stream("", part, at, len(matrices) * item, len(matrices), 1)
@@ -183,9 +198,10 @@ class CodedFormat(WeightFormat):
     def _write(self, matrices: Mapping[str, CodedMatrix], out: Tensor) -> None:
         for coded in matrices.values():
             self.refuse(coded)
-        out.zero_()
         name, first = next(iter(matrices.items()))
         w, h = first["codes"].mT.shape if name == DOWN else first["codes"].shape
+        matrices = {name: self.store(coded) for name, coded in matrices.items()}
+        out.zero_()
         for one in self.streams(w, h, tuple(matrices)):
             if one.part is None:
                 body = self._pack_plane(one, matrices[one.matrix]["codes"])
@@ -219,7 +235,7 @@ class CodedFormat(WeightFormat):
                     found[matrix][one.part.name] = values[..., i : i + 1, :]
             else:
                 found[one.matrix][one.part.name] = values.mT if one.matrix == DOWN else values
-        return found
+        return {name: self.restore(stored) for name, stored in found.items()}
 
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         gate, up, down = (self.decode(m) for m in self.unpack(tiles, tile_width, hidden))

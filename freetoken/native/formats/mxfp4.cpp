@@ -13,6 +13,6 @@ struct Mxfp4 : E2m1 {
   }
 };
 
-FT_BLOCKS(mxfp4, Mxfp4, 32, 32)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(mxfp4, Mxfp4, 32, 32)

@@ -15,6 +15,6 @@ struct Nvfp4 : E2m1 {
   }
 };
 
-FT_BLOCKS(nvfp4, Nvfp4, 16, 32)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(nvfp4, Nvfp4, 16, 32)

@@ -13,6 +13,6 @@ struct Q4_0 : Integers<4, 0, 8> {
   }
 };
 
-FT_BLOCKS(q4_0, Q4_0, 32, 32)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q4_0, Q4_0, 32, 32)

@@ -18,6 +18,6 @@ struct Q4_1 : Integers<4> {
   }
 };
 
-FT_BLOCKS(q4_1, Q4_1, 32, 32)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q4_1, Q4_1, 32, 32)

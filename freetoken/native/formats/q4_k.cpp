@@ -20,6 +20,6 @@ struct Q4K : Integers<4> {
   }
 };
 
-FT_BLOCKS(q4_k, Q4K, 256, 256)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q4_k, Q4K, 256, 256)

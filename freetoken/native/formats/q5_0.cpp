@@ -13,6 +13,6 @@ struct Q5_0 : Integers<4, 1, 16> {
   }
 };
 
-FT_BLOCKS(q5_0, Q5_0, 32, 32)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q5_0, Q5_0, 32, 32)

@@ -18,6 +18,6 @@ struct Q5_1 : Integers<4, 1> {
   }
 };
 
-FT_BLOCKS(q5_1, Q5_1, 32, 32)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q5_1, Q5_1, 32, 32)

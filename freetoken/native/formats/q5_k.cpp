@@ -20,6 +20,6 @@ struct Q5K : Integers<4, 1> {
   }
 };
 
-FT_BLOCKS(q5_k, Q5K, 256, 256)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q5_k, Q5K, 256, 256)

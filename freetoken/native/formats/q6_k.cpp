@@ -15,6 +15,6 @@ struct Q6K : Integers<4, 2, 32> {
   }
 };
 
-FT_BLOCKS(q6_k, Q6K, 256, 256)
-
 }  // namespace FT_NS
+
+FT_BLOCKS(q6_k, Q6K, 256, 256)

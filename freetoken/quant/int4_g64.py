@@ -1,0 +1,5 @@
+"""Four-bit integers, a float16 scale for every 64 along the summed dimension."""
+
+from freetoken.quant._int4 import Int4
+
+FORMAT = Int4(64, zeros=False)

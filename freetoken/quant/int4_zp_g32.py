@@ -1,0 +1,5 @@
+"""Four-bit integers, a float16 scale and a zero for every 32 along the summed dimension."""
+
+from freetoken.quant._int4 import Int4
+
+FORMAT = Int4(32, zeros=True)
