@@ -7,6 +7,8 @@ signs and steps lie as they are (`tile_parts`): codes are what they stand for.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -31,14 +33,26 @@ S_GAPS = (
 )
 
 
+@functools.cache
 def grid_of(gaps: str) -> Tensor:
     """uint8 [points, 4]: digits of the four neighbours."""
     numbers = torch.tensor([_DIGITS.index(gap) for gap in gaps]).cumsum(0)
     return (numbers[:, None] >> torch.tensor([0, 3, 6, 9]) & 7).to(torch.uint8)
 
 
-def _nearest_points(grid: Tensor, magnitudes: Tensor) -> Tensor:
+@functools.cache
+def _points(gaps: str) -> Tensor:
+    """int32 [4096]: the point of a number of four digits, 0 where there is none."""
+    grid = grid_of(gaps).long()
+    points = torch.zeros(4096, dtype=torch.int32)
+    points[(grid << torch.tensor([0, 3, 6, 9])).sum(-1)] = torch.arange(len(grid), dtype=torch.int32)
+    return points
+
+
+@functools.cache
+def _nearest_points(gaps: str, levels: tuple[int, ...]) -> Tensor:
     """int64 [4096]: the point nearest to each number of four digits."""
+    grid, magnitudes = grid_of(gaps), torch.tensor(levels, dtype=torch.float32)
     every = torch.arange(4096)[:, None] >> torch.tensor([0, 3, 6, 9]) & 7
     return torch.cdist(magnitudes[every], magnitudes[grid.int()]).argmin(-1)
 
@@ -89,10 +103,10 @@ class Iq3(GgufFormat):
         sc = self.nearest_scale(wanted / whole).round().clamp(0, 15)
         ratio = blocks / (whole * self.factor(sc))[..., None]
         magnitudes = torch.tensor(self.magnitudes, dtype=torch.float32)
-        digits = torch.bucketize(ratio.abs(), (magnitudes[1:] + magnitudes[:-1]) / 2).flatten(-2)
-        grid = grid_of(self.gaps)
+        sizes = ratio.abs().contiguous()
+        digits = torch.bucketize(sizes, (magnitudes[1:] + magnitudes[:-1]) / 2).flatten(-2)
         numbers = (blocks_of(digits, 4) << torch.tensor([0, 3, 6, 9])).sum(-1)
-        digits = grid[_nearest_points(grid, magnitudes)[numbers]].flatten(-2)
+        digits = grid_of(self.gaps)[_nearest_points(self.gaps, self.magnitudes)[numbers]].flatten(-2)
         signs = (ratio < 0).to(torch.uint8).flatten(-2)
         if self.even_signs:
             signs = _evened(signs, matrix)
@@ -100,11 +114,8 @@ class Iq3(GgufFormat):
 
     def split(self, coded: CodedMatrix) -> dict[str, Tensor]:
         """index and high [.., K / 4], sign [.., K], beside codes, sc and d."""
-        grid = grid_of(self.gaps).long()
-        points = torch.zeros(4096, dtype=torch.int32)
-        points[(grid << torch.tensor([0, 3, 6, 9])).sum(-1)] = torch.arange(len(grid), dtype=torch.int32)
         digits = blocks_of(coded["codes"] & 7, 4).int()
-        index = points[(digits << torch.tensor([0, 3, 6, 9], dtype=torch.int32)).sum(-1)]
+        index = _points(self.gaps)[(digits << torch.tensor([0, 3, 6, 9], dtype=torch.int32)).sum(-1)]
         high, low = (index >> 8).to(torch.uint8), (index & 255).to(torch.uint8)
         return {**coded, "index": low, "high": high, "sign": coded["codes"] >> 3}
 
@@ -124,7 +135,13 @@ class Iq3(GgufFormat):
     def store(self, coded: CodedMatrix) -> CodedMatrix:
         parts = self.split(coded)
         signs = _SIGN.write(parts).contiguous().view(torch.int32)
-        return {"index": parts["index"], "high": _HIGH.write(parts), "signs": signs, "sc": _SC.write(parts), "d": parts["d"]}
+        return {
+            "index": parts["index"],
+            "high": _HIGH.write(parts),
+            "signs": signs,
+            "sc": _SC.write(parts),
+            "d": parts["d"],
+        }
 
     def restore(self, stored: CodedMatrix) -> CodedMatrix:
         parts: dict[str, Tensor] = {}

@@ -1,5 +1,5 @@
-"""IQ3_XXS: points of a grid of 256 for four neighbours, a sign each; per 32 elements a four-bit scale, per 256
-a float16 factor (GGUF).
+"""IQ3_XXS: points of a grid of 256 for four neighbours, a sign each; per 32 elements a four-bit scale, per
+256 a float16 factor (GGUF).
 
 weight = d * (sc + 1/2) / 2 * sign * magnitude. Eight signs have an even number of minuses, so GGUF stores
 seven; in a tile there are all.
@@ -42,7 +42,7 @@ class Iq3Xxs(Iq3):
     name = "iq3_xxs"
     gaps, magnitudes = XXS_GAPS, (4, 12, 20, 28, 36, 44, 52, 62)
     even_signs = True
-    error = 0.4
+    error = 0.6
     gguf_type = 18
     fields = (Raw("d", 2, torch.float16), Raw("index", 64, torch.uint8), SevenSigns())
 

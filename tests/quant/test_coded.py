@@ -13,25 +13,12 @@ from freetoken.core.errors import WeightsError
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.record import layout
 from freetoken.quant._coded import CodedFormat
+from freetoken.quant._int4 import Int4
+from tests.quant.specimens import drawn
 
 FORMATS = [choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")]
 CODED = [fmt for fmt in FORMATS if isinstance(fmt, CodedFormat)]
-SHARED = settings(max_examples=12, deadline=None, database=None, derandomize=True)
-
-
-def drawn(fmt: CodedFormat, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
-    """Random codes and finite scales."""
-    draw = torch.Generator().manual_seed(seed)
-    bits = sum(fmt.planes)
-    codes = torch.randint(0, 1 << bits, (rows, columns), dtype=torch.uint8, generator=draw)
-    out = {"codes": torch.where(codes & 0x7F == 0x7F, 0, codes) if bits == 8 else codes}
-    for part in fmt.parts:
-        shape = (1, 1) if not part.columns else (-(-rows // part.rows), -(-columns // part.columns))
-        if not part.dtype.is_floating_point:
-            out[part.name] = torch.randint(0, 64, shape, dtype=part.dtype, generator=draw)
-        else:
-            out[part.name] = torch.randn(shape, generator=draw).to(part.dtype)
-    return out
+SHARED = settings(max_examples=6, deadline=None, database=None, derandomize=True)
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -43,7 +30,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
 @SHARED
-@given(tiles=st.integers(1, 3), wide=st.integers(1, 7), seed=st.integers(0, 99))
+@given(tiles=st.integers(1, 3), wide=st.integers(1, 4), seed=st.integers(0, 99))
 def test_an_expert_in_codes_is_laid_out_and_comes_back_bit_by_bit(
     fmt: CodedFormat, tiles: int, wide: int, seed: int
 ) -> None:
@@ -96,8 +83,40 @@ def test_checkpoint_forms_come_back_byte_by_byte() -> None:
     back = by_name["nvfp4"].to_packed(by_name["nvfp4"].from_packed(packed, torch.ones(5, 4), whole))
     assert torch.equal(back[0], packed) and float(back[2]) == 0.5
     codes = byte(130, 256).view(torch.float8_e4m3fn)
-    back = by_name["fp8_block"].to_tensors(by_name["fp8_block"].from_tensors(codes, torch.ones(2, 2)))
-    assert torch.equal(back[0].view(torch.uint8), codes.view(torch.uint8))
+    for name, shape in (("fp8_block", (2, 2)), ("fp8_channel", (130,)), ("fp8_tensor", ())):
+        fmt, scales = by_name[name], torch.rand(shape)
+        back = fmt.to_tensors(fmt.from_tensors(codes, scales))
+        assert torch.equal(back[0].view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(back[1].reshape(-1), scales.reshape(-1))
+
+
+INT4 = [fmt for fmt in CODED if isinstance(fmt, Int4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("fmt", INT4, ids=lambda f: f.name)
+def test_int4_takes_scales_of_any_16_bit_type_without_loss(fmt: Int4, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (6, 256), dtype=torch.uint8, generator=draw)
+    scales = torch.randn(6, 256 // fmt.group, generator=draw).bfloat16() * 2.0**-70
+    scales = scales.half() if dtype == torch.float16 else scales.to(dtype)
+    zeros = torch.randint(0, 17, scales.shape, dtype=torch.uint8, generator=draw) if fmt.affine else None
+    coded = fmt.from_tensors(codes, scales, zeros)
+    back = fmt.to_tensors(coded)
+    assert torch.equal(back[0], codes) and torch.equal(back[1], scales.float())
+    assert zeros is None or (back[2] is not None and torch.equal(back[2], zeros))
+    centre = 8 if zeros is None else zeros.float().repeat_interleave(fmt.group, -1)
+    want = (codes.float() - centre) * scales.float().repeat_interleave(fmt.group, -1)
+    assert torch.equal(fmt.decode(coded), want)
+
+
+def test_int4_refuses_scales_that_float16_cannot_hold() -> None:
+    fmt, codes = INT4[0], torch.zeros(1, 2 * INT4[0].group, dtype=torch.uint8)
+    for scales in ([0.1, 0.2], [1e-30, 1e30]):
+        with pytest.raises(WeightsError, match="more digits or range"):
+            fmt.from_tensors(codes, torch.tensor([scales]))
+    with pytest.raises(WeightsError, match="not a finite number"):
+        fmt.refuse(fmt.from_tensors(codes, torch.tensor([[float("nan"), 1.0]])))
 
 
 def test_a_q4_k_block_means_what_gguf_says() -> None:
