@@ -2,7 +2,12 @@
 // digits for eight magnitudes; as base-8 numbers, first neighbour lowest, points ascend, so a grid is the gaps
 // before them, digits of base 85. A kind gives
 //   POINTS, gaps(), MAGNITUDES   its grid
-//   factor(sc)                   what the four-bit scale of 32 elements makes of d; also of W of them
+//   index, d, FT_PARTS(..)       its parts, numbers of points and factors among them
+//   ninth(m, i, k)               the ninth bits of the eight points of a row at k
+//   signs(m, i, k)               32 signs of a row
+//   scale(m, i, k)               the number that d is multiplied with
+//   down_ninth(i, h), down_signs(i, h), down_scale(i, h)   likewise W lanes of column i: the ninth bit in its
+//                                place, or none; signs of columns i to i + 7, when i is a multiple of 8; numbers
 #pragma once
 #include "blocks.h"
 
@@ -46,6 +51,12 @@ FT_INLINE I tops(uint32_t bits) {  // bit l on top of lane l
   return _mm512_sllv_epi32(_mm512_set1_epi32((int)bits), lane);
 }
 FT_INLINE I shift_left_by(I v, int n) { return _mm512_sll_epi32(v, _mm_cvtsi32_si128(n)); }
+FT_INLINE I with_parity(I seven) {  // seven bits, and the one that makes their sum even on top
+  I p = _mm512_xor_si512(seven, _mm512_srli_epi32(seven, 4));
+  p = _mm512_xor_si512(p, _mm512_srli_epi32(p, 2));
+  p = masked(_mm512_xor_si512(p, _mm512_srli_epi32(p, 1)), 1);
+  return either(seven, shift_left(p, 7));
+}
 #elif defined(FT_AVX2)
 FT_INLINE I gather(const uint32_t* table, I index) { return _mm256_i32gather_epi32((const int*)table, index, 4); }
 FT_INLINE F flipped(F v, I top) {
@@ -55,79 +66,62 @@ FT_INLINE I tops(uint32_t bits) {
   return _mm256_sllv_epi32(_mm256_set1_epi32((int)bits), _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
 }
 FT_INLINE I shift_left_by(I v, int n) { return _mm256_sll_epi32(v, _mm_cvtsi32_si128(n)); }
+FT_INLINE I with_parity(I seven) {
+  I p = _mm256_xor_si256(seven, _mm256_srli_epi32(seven, 4));
+  p = _mm256_xor_si256(p, _mm256_srli_epi32(p, 2));
+  p = masked(_mm256_xor_si256(p, _mm256_srli_epi32(p, 1)), 1);
+  return either(seven, shift_left(p, 7));
+}
 #else
 FT_INLINE I gather(const uint32_t* table, I index) { return table[index]; }
 FT_INLINE F flipped(F v, I top) { return top >> 31 ? -v : v; }
 FT_INLINE I tops(uint32_t bits) { return bits << 31; }
 FT_INLINE I shift_left_by(I v, int n) { return v << n; }
+FT_INLINE I with_parity(I seven) { return seven | (I)__builtin_parity(seven) << 7; }
 #endif
 
 template <class Kind>
-struct Points {
+struct Points : Kind {
   static constexpr int COLUMN_BITS = 2, GROUP = 4;  // a byte is a point of four columns
-  static constexpr bool NINTH = Kind::POINTS > 256;
-  Part<uint8_t, 4> index;
-  Part<uint32_t, 32> signs;
-  Part<uint8_t, 64> sc;
-  Part<Half, 256> d;
-  Part<uint8_t, 32> high;
 
   Points(const Shape& shape, const uint8_t* tile) { size(shape, tile); }
   uint64_t size(const Shape& shape, const uint8_t* tile) {
     Streams s{tile};
-    each([&](auto& part) { part.open(s, shape); });
+    Kind::parts([&](auto& part) { part.open(s, shape); });
     return s.at;
   }
-  template <class Each>
-  FT_INLINE_MEMBER void each(Each each) {
-    each_of(each, index, signs, sc, d);
-    if constexpr (NINTH) each(high);
-  }
-  template <class Each>
-  FT_INLINE_MEMBER void each(Each each) const {
-    each_of(each, index, signs, sc, d);
-    if constexpr (NINTH) each(high);
-  }
   FT_INLINE_MEMBER void near(int i) const {
-    each([&](auto& part) { part.near(i); });
+    Kind::parts([&](auto& part) { part.near(i); });
   }
   FT_INLINE_MEMBER void warm(int i) const {
-    each([&](auto& part) { part.warm(i); });
+    Kind::parts([&](auto& part) { part.warm(i); });
   }
-  const uint8_t* codes_down() const { return index.of[2]; }
+  const uint8_t* codes_down() const { return Kind::index.of[2]; }
 
   FT_INLINE_MEMBER float step(int m, int i, int64_t k) const {
-    const int nibble = *sc.row(m, i, k) >> k / 32 % 2 * 4 & 15;
-    return number(*d.row(m, i, k)) * Kind::factor((float)nibble);
+    return number(*Kind::d.row(m, i, k)) * Kind::scale(m, i, k);
   }
-  FT_INLINE_MEMBER F down_step(int i, int64_t h) const {
-    const I nibble = masked(shift_right(bytes_of(sc.down(i, h)), i / 32 % 2 * 4), 15);
-    return mul(lanes(d.down(i, h)), Kind::factor(to_float(nibble)));
-  }
-  FT_INLINE_MEMBER I down_index(int i, int64_t h) const {
-    const I low = bytes_of(index.down(i, h));
-    if constexpr (!NINTH) return low;
-    return either(low, shift_left(masked(shift_right(bytes_of(high.down(i, h)), i % 32 / 4), 1), 8));
+  FT_INLINE_MEMBER F down_step(int i, int64_t h) const { return mul(lanes(Kind::d.down(i, h)), Kind::down_scale(i, h)); }
+  FT_INLINE_MEMBER I down_point(int i, int64_t h) const {
+    return either(bytes_of(Kind::index.down(i, h)), Kind::down_ninth(i, h));
   }
 
   FT_INLINE_MEMBER void row(int m, int i, int64_t k, F (&w)[V]) const {
     uint8_t magnitudes[32];
-    const uint8_t* at = index.row(m, i, k);
+    const uint8_t* at = Kind::index.row(m, i, k);
     if (k % 256 == 0) FT_PREFETCH(at + AHEAD);
-    const int more = NINTH ? *high.row(m, i, k) : 0;
-    for (int j = 0; j < 8; j++) memcpy(magnitudes + 4 * j, &GRID<Kind>.bytes[at[j] | (more >> j & 1) << 8], 4);
+    const uint32_t ninth = Kind::ninth(m, i, k), signs = Kind::signs(m, i, k);
+    for (int j = 0; j < 8; j++) memcpy(magnitudes + 4 * j, &GRID<Kind>.bytes[at[j] | (ninth >> j & 1) << 8], 4);
     const F scale = set1(step(m, i, k));
-    const uint32_t sign = *signs.row(m, i, k);
     for (int v = 0; v < V; v++)
-      w[v] = flipped(mul(to_float(bytes_of(magnitudes + v * W)), scale), tops(sign >> v * W));
+      w[v] = flipped(mul(to_float(bytes_of(magnitudes + v * W)), scale), tops(signs >> v * W));
   }
   FT_INLINE_MEMBER void down(int i, int64_t h, F (&w)[V]) const {
     for (int v = 0; v < V; v++) {
       const int64_t at = h + v * W;
-      const I point = gather(GRID<Kind>.bytes, down_index(i, at));
+      const I point = gather(GRID<Kind>.bytes, down_point(i, at));
       const F magnitude = to_float(masked(shift_right(point, i % 4 * 8), 255));
-      const I sign = shift_left_by(dwords_of((const uint8_t*)signs.down(i, at)), 31 - i % 32);
-      w[v] = flipped(mul(magnitude, down_step(i, at)), sign);
+      w[v] = flipped(mul(magnitude, down_step(i, at)), shift_left_by(Kind::down_signs(i / 8 * 8, at), 31 - i % 8));
     }
   }
 };
@@ -153,9 +147,9 @@ struct PairedPoints {
     const uint8_t* at = tile.index.row(m, i, k);
     if (k % 256 == 0) FT_PREFETCH(at + AHEAD);
     __m256i index = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
-    if constexpr (Points<Kind>::NINTH)
-      index = _mm256_or_si256(index, _mm256_maskz_set1_epi32((__mmask8)*tile.high.row(m, i, k), 256));
-    return _mm512_xor_si512(gather4(index), _mm512_maskz_set1_epi16(*tile.signs.row(m, i, k), (short)0x8000));
+    if (Kind::POINTS > 256)
+      index = _mm256_or_si256(index, _mm256_maskz_set1_epi32((__mmask8)tile.ninth(m, i, k), 256));
+    return _mm512_xor_si512(gather4(index), _mm512_maskz_set1_epi16(tile.signs(m, i, k), (short)0x8000));
   }
 
   template <int R, int N>
@@ -212,12 +206,14 @@ struct PairedPoints {
       for (int i = i0; i < i1; i += 32) {
         F part[R];
         for (int r = 0; r < R; r++) part[r] = zero();
-        I signs = _mm512_loadu_si512(tile.signs.down(i, at));
-        for (int j = i; j < i + 32; j += 4, signs = _mm512_srli_epi32(signs, 4)) {
-          const I index = tile.down_index(j, at);
-          const I a = gather4(_mm512_castsi512_si256(index)), b = gather4(_mm512_extracti64x4_epi64(index, 1));
-          pair(_mm512_permutex2var_epi32(a, evens, b), signs, mid + j, ms, part);
-          pair(_mm512_permutex2var_epi32(a, odds, b), _mm512_srli_epi32(signs, 2), mid + j + 2, ms, part);
+        for (int j = i; j < i + 32; j += 8) {
+          I signs = tile.down_signs(j, at);
+          for (int c = j; c < j + 8; c += 4, signs = _mm512_srli_epi32(signs, 4)) {
+            const I point = tile.down_point(c, at);
+            const I a = gather4(_mm512_castsi512_si256(point)), b = gather4(_mm512_extracti64x4_epi64(point, 1));
+            pair(_mm512_permutex2var_epi32(a, evens, b), signs, mid + c, ms, part);
+            pair(_mm512_permutex2var_epi32(a, odds, b), _mm512_srli_epi32(signs, 2), mid + c + 2, ms, part);
+          }
         }
         const F step = tile.down_step(i, at);
         for (int r = 0; r < R; r++) acc[r] = fma(part[r], step, acc[r]);
@@ -246,6 +242,6 @@ static uint64_t point_bytes(uint32_t w, uint32_t h) {
   return w % 256 || h % 256 ? 0 : Points<Kind>(shape, nullptr).size(shape, nullptr);
 }
 
-#define FT_POINTS(name, Kind) FT_CODED(name, Coded<Points<Kind>>, PairedPoints<Kind>, point_bytes<Kind>)
-
 }  // namespace FT_NS
+
+#define FT_POINTS(name, Kind) FT_CODED(name, Coded<Points<Kind>>, PairedPoints<Kind>, point_bytes<Kind>)

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 #define FT_FIELDS_MOST 8
-#define FT_PARTS_MOST 4
+#define FT_PARTS_MOST 8
 
 enum ft_field_kind { FT_FIELD_RAW = 0, FT_FIELD_DIGITS = 1, FT_FIELD_SIX_BITS = 2 };
 enum ft_check { FT_CHECK_NONE = 0, FT_CHECK_HALF = 1, FT_CHECK_E8M0 = 2 };

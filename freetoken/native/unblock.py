@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from freetoken.native.library import library
 
-FIELDS_MOST, PARTS_MOST = 8, 4
+FIELDS_MOST, PARTS_MOST = 8, 8
 RAW, DIGITS, SIX_BITS = range(3)
 UNCHECKED, HALF, E8M0 = range(3)
 

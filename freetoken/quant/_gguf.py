@@ -155,8 +155,8 @@ class GgufFormat(CodedFormat):
     @functools.cached_property
     def blocks(self) -> unblock.Blocks | None:
         """The format as the native library takes it apart; None if it can't."""
-        places = {"codes": 0, **{part.name: i + 1 for i, part in enumerate(self.parts)}}
-        if not unblock.available() or any(part.rows != 1 for part in self.parts):
+        places = {"codes": 0, **{part.name: i + 1 for i, part in enumerate(self.tile_parts)}}
+        if not unblock.available() or any(part.rows != 1 for part in self.tile_parts):
             return None
         fields = [field.describe(places) for field in self.fields]
         known = [field for field in fields if field is not None]
@@ -167,7 +167,7 @@ class GgufFormat(CodedFormat):
                 p.columns,
                 unblock.E8M0 if p.name == self.exponents else checks.get(p.dtype, 0),
             )
-            for p in self.parts
+            for p in self.tile_parts
         ]
         shape = (self.gguf_columns, self.gguf_bytes, int(self.words))
         return unblock.blocks_of(known, self.planes, parts, shape) if len(known) == len(fields) else None

@@ -1,8 +1,8 @@
 """IQ3_XXS and IQ3_S: four neighbours of a row are one point of a grid of 256 or 512, with a sign each.
 
 The points are digits 0-7, which stand for eight magnitudes; as base-8 numbers, first neighbour lowest, they
-ascend, so a grid is its gaps. A code is a magnitude's digit and a sign on top. In a tile the points' numbers,
-signs and steps lie as they are (`tile_parts`): codes are what they stand for.
+ascend, so a grid is its gaps. A code is a magnitude's digit and a sign on top. In a tile the points' numbers
+and signs lie as a block has them (`tile_parts`): codes are what they stand for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
 from freetoken.quant._coded import Part, blocks_of, spread
-from freetoken.quant._gguf import Digits, GgufFormat
+from freetoken.quant._gguf import GgufFormat
 
 # The gap before each point, in digits of base 85.
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -57,13 +57,10 @@ def _nearest_points(gaps: str, levels: tuple[int, ...]) -> Tensor:
     return torch.cdist(magnitudes[every], magnitudes[grid.int()]).argmin(-1)
 
 
-_SIGN, _HIGH, _SC = Digits("sign", 32, bits=1), Digits("high", 8, bits=1), Digits("sc", 4, bits=4)
-
-
 class Iq3(GgufFormat):
-    """Subclasses give `gaps`, `magnitudes`, what a scale of four bits means, and the fields of a block.
+    """Subclasses give `gaps`, `magnitudes`, what a scale of four bits means, and how a tile has it all.
 
-    Fields fill index (and high, its ninth bit), sign, sc and d.
+    What lies in a tile are a block's fields as they are, so `fields` fill `tile_parts`, not codes.
     """
 
     gaps: str
@@ -72,12 +69,6 @@ class Iq3(GgufFormat):
     block = columns_multiple = 256
     planes = ()
     parts = (Part("sc", torch.uint8, 32), Part("d", torch.float16, 256))
-    tile_parts: tuple[Part, ...] = (
-        Part("index", torch.uint8, 4),
-        Part("signs", torch.int32, 32),
-        Part("sc", torch.uint8, 64),
-        Part("d", torch.float16, 256),
-    )
     gguf_columns = 256
 
     def factor(self, sc: Tensor) -> Tensor:
@@ -112,45 +103,20 @@ class Iq3(GgufFormat):
             signs = _evened(signs, matrix)
         return {"codes": digits | signs << 3, "sc": sc.to(torch.uint8), "d": d}
 
-    def split(self, coded: CodedMatrix) -> dict[str, Tensor]:
-        """index and high [.., K / 4], sign [.., K], beside codes, sc and d."""
+    def points(self, coded: CodedMatrix) -> Tensor:
+        """int32 [.., K / 4]: numbers of the grid's points."""
         digits = blocks_of(coded["codes"] & 7, 4).int()
-        index = _points(self.gaps)[(digits << torch.tensor([0, 3, 6, 9], dtype=torch.int32)).sum(-1)]
-        high, low = (index >> 8).to(torch.uint8), (index & 255).to(torch.uint8)
-        return {**coded, "index": low, "high": high, "sign": coded["codes"] >> 3}
+        return _points(self.gaps)[(digits << torch.tensor([0, 3, 6, 9], dtype=torch.int32)).sum(-1)]
 
-    def joined(self, index: Tensor, high: Tensor | None, sign: Tensor) -> Tensor:
-        """The inverse: codes."""
-        whole = index.int() if high is None else index.int() | high.int() << 8
-        return grid_of(self.gaps)[whole].flatten(-2) | sign << 3
+    def codes(self, points: Tensor, signs: Tensor) -> Tensor:
+        """The inverse, with a sign for each."""
+        return grid_of(self.gaps)[points.int()].flatten(-2) | signs << 3
 
     def from_gguf(self, raw: Tensor) -> CodedMatrix:
-        parts = super().from_gguf(raw)
-        codes = self.joined(parts["index"], parts.get("high"), parts["sign"])
-        return {"codes": codes, "sc": parts["sc"], "d": parts["d"]}
+        return self.restore(super().from_gguf(raw))
 
     def to_gguf(self, coded: CodedMatrix) -> Tensor:
-        return super().to_gguf(self.split(coded))
-
-    def store(self, coded: CodedMatrix) -> CodedMatrix:
-        parts = self.split(coded)
-        signs = _SIGN.write(parts).contiguous().view(torch.int32)
-        return {
-            "index": parts["index"],
-            "high": _HIGH.write(parts),
-            "signs": signs,
-            "sc": _SC.write(parts),
-            "d": parts["d"],
-        }
-
-    def restore(self, stored: CodedMatrix) -> CodedMatrix:
-        parts: dict[str, Tensor] = {}
-        _SIGN.read(stored["signs"].contiguous().view(torch.uint8), parts)
-        _SC.read(stored["sc"], parts)
-        if "high" in stored:
-            _HIGH.read(stored["high"], parts)
-        codes = self.joined(stored["index"], parts.get("high"), parts["sign"])
-        return {"codes": codes, "sc": parts["sc"], "d": stored["d"]}
+        return super().to_gguf({"codes": coded["codes"], **self.store(coded)})
 
 
 def _evened(signs: Tensor, matrix: Tensor) -> Tensor:

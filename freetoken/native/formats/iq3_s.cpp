@@ -1,4 +1,4 @@
-// IQ3_S: 512 points; a four-bit scale for 32 elements, a float16 factor for 256:
+// IQ3_S: 512 points, all signs; a four-bit scale for 32 elements, a float16 factor for 256:
 // weight = d (1 + 2 sc) sign magnitude.
 #include "../grid.h"
 
@@ -7,9 +7,27 @@ namespace FT_NS {
 struct Iq3S {
   static constexpr int POINTS = 512;
   static constexpr uint8_t MAGNITUDES[8] = {1, 3, 5, 7, 9, 11, 13, 15};
-  template <class Number>
-  FT_INLINE Number factor(Number sc) {
-    return 1.0f + 2.0f * sc;
+  Part<uint8_t, 4> index;
+  Part<uint8_t, 32> high;
+  Part<uint32_t, 32> sign;
+  Part<uint8_t, 64> scales;  // nibbles
+  Part<Half, 256> d;
+  FT_PARTS(index, high, sign, scales, d)
+
+  FT_INLINE_MEMBER uint32_t ninth(int m, int i, int64_t k) const { return *high.row(m, i, k); }
+  FT_INLINE_MEMBER uint32_t signs(int m, int i, int64_t k) const { return *sign.row(m, i, k); }
+  FT_INLINE_MEMBER float scale(int m, int i, int64_t k) const {
+    return (float)(1 + 2 * (*scales.row(m, i, k) >> k / 32 % 2 * 4 & 15));
+  }
+  FT_INLINE_MEMBER I down_ninth(int i, int64_t h) const {
+    return shift_left(masked(shift_right(bytes_of(high.down(i, h)), i % 32 / 4), 1), 8);
+  }
+  FT_INLINE_MEMBER I down_signs(int i, int64_t h) const {
+    return shift_right(dwords_of((const uint8_t*)sign.down(i, h)), i % 32);
+  }
+  FT_INLINE_MEMBER F down_scale(int i, int64_t h) const {
+    const F sc = to_float(masked(shift_right(bytes_of(scales.down(i, h)), i / 32 % 2 * 4), 15));
+    return add(add(sc, sc), set1(1.0f));
   }
   static constexpr const char* gaps() {
     return
