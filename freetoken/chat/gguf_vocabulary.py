@@ -8,6 +8,7 @@ mapping. What isn't known is refused by name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,6 +88,21 @@ def template_of(metadata: Mapping[str, Any]) -> ChatTemplate | None:
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {ours: read.text(theirs) for theirs, ours in names.items() if read.ids(theirs)}
     return ChatTemplate(sources, special)
+
+
+def files_of(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    """The same as files of a directory: tokenizer, templates, and the ids that end an answer."""
+    template, tokenizer = template_of(metadata), tokenizer_of(metadata)
+    config: dict[str, Any] = template.special_tokens if template else {}
+    files = {
+        "generation_config.json": json.dumps({"eos_token_id": list(tokenizer.eos_ids)}).encode(),
+        "tokenizer.json": tokenizer.backend.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False).encode(),
+    }
+    for name, source in (template.sources if template else {}).items():
+        at = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+        files[at] = source.encode()
+    return files
 
 
 class _Keys:

@@ -75,6 +75,11 @@ class ChatTemplate:
         return cls(sources, special) if sources else None
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """bos_token etc. as the template sees them."""
+        return dict(self._special_tokens)
+
+    @property
     def text(self) -> str:
         """All sources together, to look for words in."""
         return "\n".join(self.sources.values())

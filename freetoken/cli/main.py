@@ -26,7 +26,7 @@ PACKAGE = "freetoken.cli"
 INTERRUPTED = 130
 ORDER = (
     *("demo", "serve", "chat", "generate", "plan", "pull", "models", "rm"),
-    *("launch", "ctl", "doctor", "config", "verify", "bench"),
+    *("launch", "ctl", "doctor", "config", "verify", "checkpoint", "bench"),
 )
 
 

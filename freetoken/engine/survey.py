@@ -72,7 +72,7 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
         config=config,
         numerics=numerics,
         device=_device(options),
-        formats=_expert_formats(family, config, checkpoint),
+        formats=expert_formats(family, config, checkpoint),
         specs=specs,
         progress=progress,
         notes=(note,) if note else (),
@@ -144,7 +144,7 @@ def _device(options: Options) -> Device:
     return device
 
 
-def _expert_formats(
+def expert_formats(
     family: ModelFamily, config: ModelConfig, checkpoint: Checkpoint
 ) -> tuple[WeightFormat, ...]:
     """The format of each MoE layer's records, by how its first expert is stored."""

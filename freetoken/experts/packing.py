@@ -37,6 +37,9 @@ class RecordSink(ExpertSink):
     def finish(self, layer: int, expert: int, record: Tensor) -> None:
         """Every byte that counts is written."""
 
+    def compare(self, layer: int, record: Tensor, numbers: tuple[Tensor, Tensor, Tensor]) -> None:
+        """A chance to see what coding numbers made of them."""
+
     def put(
         self, layer: int, expert: int, gate: Tensor, up: Tensor, down: Tensor, biases: Biases | None = None
     ) -> None:
@@ -46,6 +49,7 @@ class RecordSink(ExpertSink):
         record = self.place(layer, expert)
         fmt.pack_tiles(gate, up, down.t(), one.tile_width, one.tiles(record))
         _put_biases(one, (layer, expert), record, biases)
+        self.compare(layer, record, (gate, up, down))
         self.finish(layer, expert, record)
 
     def codes(self, layer: int) -> str:

@@ -203,9 +203,9 @@ def aligned(num_bytes: int) -> Tensor:
     return raw[start : start + num_bytes]
 
 
-def crc32(data: Tensor) -> int:
-    """zlib's CRC-32 of a contiguous uint8 tensor."""
+def crc32(data: Tensor, before: int = 0) -> int:
+    """zlib's CRC-32 of a contiguous uint8 tensor, continued from `before`."""
     lib = library()
     if lib is None:
-        return zlib.crc32(memoryview(data.numpy()))
-    return lib.crc32(data.data_ptr(), data.numel())
+        return zlib.crc32(memoryview(data.numpy()), before)
+    return lib.crc32(data.data_ptr(), data.numel(), before)

@@ -182,9 +182,8 @@ def _parse(body: Mapping[str, Any]) -> Index:
 
 def _check(index: Index) -> None:
     """A well-formed index that promises the impossible is refused before anything is allocated."""
-    outside = [
-        f for f in (*index.files, *(s.file for s in index.shards)) if Path(f).name != f or f in ("", "..")
-    ]
+    named = (*index.files, *(shard.file for shard in index.shards))
+    outside = [f for f in named if not f or Path(f).is_absolute() or ".." in Path(f).parts]
     if outside:
         raise damaged(f"it names files outside its directory: {', '.join(outside)}")
     ends = [ALIGN] * len(index.shards)
@@ -240,7 +239,7 @@ def _fault(index: Index, number: int, what: str, *, code: str, beyond: int = 0) 
 
 def refuse_unreadable(directory: Path) -> None:
     """WeightsError for an unfinished directory and for one of FTW version 1, with the line to run."""
-    if (directory / JOURNAL).is_file():
+    if (directory / JOURNAL).is_file() and not (directory / INDEX_NAME).is_file():
         raise WeightsError(
             f"{directory.name} is not finished: writing it was interrupted.",
             code="unfinished_checkpoint",

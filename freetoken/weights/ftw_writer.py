@@ -30,7 +30,6 @@ from freetoken.weights.files import Files, aligned, crc32
 from freetoken.weights.ftw import dtype_name
 from freetoken.weights.ftw_index import ALIGN, DENSE, EXPERTS, JOURNAL, Entry, Index, RecordLayer, Run, Shard
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 TensorSpec = tuple[str, torch.dtype, tuple[int, ...]]
 LayerSpec = tuple[str, Mapping[str, int], int]
 """Format's name, layout as numbers, bytes of a record."""
@@ -105,19 +104,22 @@ class FtwWriter:
         self._handles = [self._open(number) for number in range(len(self.plan.shards))]
 
     def _begin(self, plan: Index, key: int) -> bool:
-        free = shutil.disk_usage(_existing(self.out)).free
-        need = sum(shard.num_bytes for shard in plan.shards)
+        if self.partial.exists():
+            if any(self.partial.iterdir()) and not (self.partial / JOURNAL).is_file():
+                raise _there(self.partial)  # not ours
+            shutil.rmtree(self.partial)
+        try:
+            self.partial.mkdir(parents=True)
+        except OSError as error:
+            raise _unwritable(self.partial, error) from error
+        free, need = shutil.disk_usage(self.partial).free, sum(shard.num_bytes for shard in plan.shards)
         if need > free:
+            self.partial.rmdir()
             raise CapacityError(
                 f"{self.out} takes {format_bytes(need)}, {format_bytes(free)} are free there.",
                 code="disk_full",
                 hint="Choose another --out, make room, or quantise with --experts.",
             )
-        shutil.rmtree(self.partial, ignore_errors=True)
-        try:
-            self.partial.mkdir(parents=True)
-        except OSError as error:
-            raise _unwritable(self.partial, error) from error
         self.plan = replace(plan, set_id=secrets.token_hex(8))
         (self.partial / JOURNAL).write_text(f"{key:08x} {self.plan.set_id}\n", "utf-8")
         return False
@@ -175,27 +177,34 @@ class FtwWriter:
         self._write(handle, self.plan.head(number), 0)
         return handle
 
-    def put(self, name: str, data: Tensor) -> None:
-        """Write a dense tensor: contiguous, of the planned type and shape."""
-        entry = self.plan.tensors[name]
-        if (tuple(data.shape), dtype_name(data.dtype)) != (entry.shape, entry.dtype):
-            raise WeightsError(f"Tensor {name} is {data.dtype} {list(data.shape)}, not what was announced.")
-        raw = data.contiguous().reshape(-1).view(torch.uint8) if data.numel() else _NOTHING
-        self._piece(f"tensor {name}", entry.shard, entry.offset, raw)
+    def put(self, name: str, parts: Iterable[Tensor]) -> None:
+        """Write a dense tensor of the planned type and shape, given whole or as runs of its rows in order."""
+        entry, crc, at = self.plan.tensors[name], 0, 0
+        for part in parts:
+            if dtype_name(part.dtype) != entry.dtype or part.shape[1:] != entry.shape[1:]:
+                what = f"{part.dtype} {list(part.shape)}"
+                raise WeightsError(f"Tensor {name} is {what}, not what was announced.")
+            if part.numel():
+                raw = part.contiguous().reshape(-1).view(torch.uint8)
+                crc = crc32(raw, crc)
+                self._write(self._handles[entry.shard], memoryview(raw.numpy()), entry.offset + at)
+                at += raw.numel()
+        if at != entry.num_bytes:
+            raise WeightsError(f"Tensor {name} has {at} bytes, {entry.num_bytes} were announced.")
+        self._note(f"tensor {name}", crc)
 
     def put_record(self, layer: int, expert: int, record: Tensor) -> None:
         """Write one record: uint8 [record_bytes]."""
         one = self.plan.layers[layer]
         run = next(run for run in one.runs if run.first <= expert < run.first + run.count)
         offset = run.offset + (expert - run.first) * one.record_bytes
-        self._piece(ftw_index.record_name(layer, expert), run.shard, offset, record)
+        self._write(self._handles[run.shard], memoryview(record.numpy()), offset)
+        self._note(ftw_index.record_name(layer, expert), crc32(record))
 
-    def _piece(self, name: str, shard: int, offset: int, raw: Tensor) -> None:
-        crc = crc32(raw)
-        self._write(self._handles[shard], memoryview(raw.numpy()), offset)
+    def _note(self, piece: str, crc: int) -> None:
         with self._lock:
-            self.done[name] = crc
-            self._journal.write(f"{crc:08x} {name}\n")
+            self.done[piece] = crc
+            self._journal.write(f"{crc:08x} {piece}\n")
             self._journal.flush()
 
     def _write(self, handle: int, data: memoryview | bytes, offset: int) -> None:
@@ -221,26 +230,26 @@ class FtwWriter:
             os.lseek(handle, offset, os.SEEK_SET)
             return os.write(handle, view)
 
-    def finish(self, extra: Iterable[Path], origin: Mapping[str, object]) -> Index:
-        """Write the index and give the directory its name. `extra` are files to copy along."""
+    def finish(self, extra: Mapping[str, bytes], origin: Mapping[str, object]) -> Index:
+        """Write the index and give the directory its name. `extra` are small files to put beside it."""
         for handle in self._handles:
             os.fsync(handle)
             os.close(handle)
         self._handles.clear()
         self._journal.close()
-        sums = {}
-        for path in extra:
-            shutil.copyfile(path, self.partial / path.name)
-            sums[path.name] = zlib.crc32(path.read_bytes())
+        for name, data in extra.items():
+            (self.partial / name).parent.mkdir(exist_ok=True)
+            (self.partial / name).write_bytes(data)
+        sums = {name: zlib.crc32(data) for name, data in extra.items()}
         index = replace(self._with_sums(), files=sums, origin=origin)
         with (self.partial / ftw_index.INDEX_NAME).open("wb") as file:
             file.write(ftw_index.dump(index))
             file.flush()
             os.fsync(file.fileno())
-        (self.partial / JOURNAL).unlink()
         if self.out.exists():
             self.out.rmdir()  # an empty one, or _check_out would have refused
         self.partial.rename(self.out)
+        (self.out / JOURNAL).unlink()
         return index
 
     def _with_sums(self) -> Index:
@@ -264,15 +273,15 @@ class FtwWriter:
 
 def _check_out(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out} is there already.",
-            code="output_exists",
-            hint="Name a new directory with --out, or remove that one first.",
-        )
+        raise _there(out)
 
 
-def _existing(path: Path) -> Path:
-    return next((p for p in path.absolute().parents if p.is_dir()), Path("."))
+def _there(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is there already.",
+        code="output_exists",
+        hint="Name a new directory with --out, or remove that one first.",
+    )
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -13,6 +13,7 @@ from freetoken.core.errors import WeightsError
 from freetoken.core.generate import GenerateParams
 from freetoken.core.options import Options
 from freetoken.engine.build import DEMO_MODEL
+from freetoken.engine.convert import Wish, convert
 from freetoken.llm import LLM, build_llm
 from freetoken.weights.load import open_checkpoint
 from tests.weights import gguf_files, gguf_models
@@ -58,6 +59,16 @@ def test_a_gguf_file_is_served_as_its_folder(demo_gguf: Path) -> None:
             assert llm.model_name == demo_gguf.name and llm.built.generation_defaults == {"temperature": 0.0}
         llm.close()
     assert answers[0] == answers[1] != ""
+
+
+def test_it_becomes_a_complete_ftw_directory_that_answers_the_same(demo_gguf: Path, tmp_path: Path) -> None:
+    convert(Wish(demo_gguf, tmp_path / "ftw", threads=2))
+    llms = [build_llm(Options(model=str(p), device="cpu", exact=True)) for p in (demo_gguf, tmp_path / "ftw")]
+    assert answer(llms[0]) == answer(llms[1]) != ""
+    assert set(llms[0].tokenizer.eos_ids) <= set(llms[1].tokenizer.eos_ids)
+    assert llms[0].built.generation_defaults == llms[1].built.generation_defaults
+    for llm in llms:
+        llm.close()
 
 
 def test_a_damaged_one_is_refused_before_anything_is_served(demo_gguf: Path, tmp_path: Path) -> None:
