@@ -42,6 +42,7 @@ class Facts:
 
     owns_memory   the device has memory of its own behind a link
     notes         decisions that were taken while reading headers
+    large_memory  activations of tens of thousands of tokens don't matter beside the rest
     min_slots     fewest usable slots that a prefill ring and one fill need
     in_host_memory  the device's memory is host memory
     free_bytes    device memory that may be used (host memory where owns_memory is False)
@@ -61,6 +62,7 @@ class Facts:
     has_states: bool
     run_ahead: bool
     min_slots: int
+    large_memory: bool = False
     host_limited_by: str = "RAM"
     notes: tuple[str, ...] = ()
 
@@ -135,7 +137,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     limit = _context_limit(options, facts, reasons)
     _check_slots(options, facts)
     running = _running(options)
-    chunk = options.max_prefill_length or default_chunk(facts.owns_memory)
+    chunk = options.max_prefill_length or default_chunk(facts.owns_memory, facts.large_memory)
     backend = _backend(options, facts, running, limit, reasons)
     states = running + 1 if facts.has_states else 1
     units, slots = _checkpoints(options, facts, reasons)
@@ -168,7 +170,7 @@ def make_plan(options: Options, facts: Facts) -> Plan:
         max_model_len=limit,
         max_running=running,
         chunk_tokens=chunk,
-        macro_tokens=max(chunk, 8192),
+        macro_tokens=max(chunk, macro_tokens(facts.large_memory)),
         max_output_tokens=options.max_output_tokens or limit,
         prefill_gap_s=(options.prefill_gap_ms if options.prefill_gap_ms is not None else 50.0) / 1000,
         run_ahead=facts.run_ahead if options.run_ahead is None else options.run_ahead,
@@ -400,9 +402,16 @@ def _host_demand(
     return Demand(states, least, pages, 0, 0, beside, facts.host_limited_by)
 
 
-def default_chunk(owns_memory: bool) -> int:
+def default_chunk(owns_memory: bool, large_memory: bool = False) -> int:
     """Tokens of a prefill sub-chunk if nobody says: a GPU needs many rows to be busy, a CPU doesn't."""
+    if large_memory:
+        return 8192
     return 2048 if owns_memory else 512
+
+
+def macro_tokens(large_memory: bool) -> int:
+    """Tokens that pass through the layers together, so that the pool crosses the link once for all."""
+    return 32768 if large_memory else 8192
 
 
 def _running(options: Options) -> int:

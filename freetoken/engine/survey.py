@@ -25,7 +25,7 @@ from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options, check_choices
 from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
-from freetoken.engine.plan import Facts, default_chunk
+from freetoken.engine.plan import Facts, default_chunk, macro_tokens
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
@@ -33,6 +33,8 @@ from freetoken.weights.load import Checkpoint
 Progress = Callable[[str, int], None]
 PAGE_SIZE = 16
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+LARGE_BYTES = 40 * GIB
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,9 @@ def _sizes(parts: Parts) -> Sizes:
         bank = make_bank(config, parts.formats, parts.checkpoint.records, phantom=True)
         record, bank_bytes = bank.slot_bytes, bank.total_bytes
         num_experts = config.num_moe_layers * config.moe.num_experts
-    chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory)
+    large = _large_memory(parts.device)
+    chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory, large)
+    rows = chunk * 40 + macro_tokens(large) * 10
     return Sizes(
         dense_bytes=dense * parts.numerics.dtype.itemsize,
         page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
@@ -171,8 +175,13 @@ def _sizes(parts: Parts) -> Sizes:
         record_bytes=record,
         num_experts=num_experts,
         bank_bytes=bank_bytes,
-        activation_bytes=(chunk * 40 + 8192 * 10) * config.hidden_size + 32 * config.vocab_size * 8,
+        activation_bytes=(chunk * 40 + macro_tokens(large) * 10) * config.hidden_size
+        + 32 * config.vocab_size * 8,
     )
+
+
+def _large_memory(device: Device) -> bool:
+    return device.kernels and device.memory_bytes >= LARGE_BYTES
 
 
 def gather_facts(parts: Parts, name: str) -> Facts:
@@ -200,5 +209,6 @@ def gather_facts(parts: Parts, name: str) -> Facts:
         has_states=any(s.unit == "state" for s in parts.specs),
         run_ahead=device.run_ahead,
         min_slots=MIN_SLOTS,
+        large_memory=_large_memory(device),
         notes=parts.notes,
     )

@@ -63,6 +63,7 @@ class DeviceStream:
         size = max(1, len(count) // GROUPS)
         places = [count[i : i + size] for i in range(0, size * (len(count) // size), size)]
         self._freed = deque((some, None) for some in places)
+        self._copy.wait(self._device.compute.record())  # the ring's places are being emptied
         self._learn()
         self._changed = False
         self._ahead.clear()

@@ -153,8 +153,14 @@ def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
 def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
     kind = torch.float32 if residual is None else residual.dtype
     out = torch.empty(call.x.shape[0], place.hidden, dtype=kind, device=call.x.device)
+    if call.io is not None:
+        wait_launch(table, call.io)()
     combine_launch(table, place, call, residual, out)()
     return out
+
+
+def wait_launch(table: Table, io: Io) -> Launch:
+    return Launch(_tiles.wait, (1,), (table.words, io.address), warps=1)
 
 
 def combine_launch(table: Table, place: Place, call: Call, residual: Tensor | None, out: Tensor) -> Launch:
@@ -171,7 +177,6 @@ def combine_launch(table: Table, place: Place, call: Call, residual: Tensor | No
             call.weights,
             call.partials,
             table.here,
-            table.words,
             call.io.address if call.io is not None else 0,
             residual,
             out,
@@ -225,5 +230,6 @@ def _specimen(
         look_up_launch(table, place, call),
         victims_launch(table),
         run_launch(table, place, call, where),
+        *([wait_launch(table, io)] if host else []),
         combine_launch(table, place, call, x, x),
     ]
