@@ -124,6 +124,10 @@ class WeightFormat(abc.ABC):
         """Write tile `tile` of an expert that comes in codes: gate, up [I, H] and down [H, I], whole."""
         raise NotImplementedError(f"{self.name} has no codes")
 
+    def adopt(self, stored: CodedMatrix) -> CodedMatrix:
+        """A matrix with the parts of a checkpoint's dialect (`scales`, `zeros`) as the format keeps it."""
+        return stored
+
     def decode(self, coded: CodedMatrix) -> Tensor:
         """float32 [.., rows, K], exactly what the format says."""
         raise NotImplementedError(f"{self.name} has no codes")

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from freetoken.core.errors import WeightsError
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.weights import CodedMatrix, ExpertSink, WeightSource
 from freetoken.quant import _reading as reading
@@ -204,11 +205,23 @@ def _split_names(at: str, expert: int) -> tuple[str, ...]:
 def _coded_expert(
     source: WeightSource, parts: tuple[str, ...], expert: int, size: int
 ) -> tuple[CodedMatrix, CodedMatrix, CodedMatrix]:
-    if len(parts) == 3:
+    for name in parts[:-1]:
+        if source.columns(name) is not None:
+            raise WeightsError(
+                f"{name} is quantised in act-order along its input, which tiles can't follow.",
+                code="unsupported_quantization",
+                hint="Use a copy of this model that was quantised without act-order (desc_act false).",
+            )
+    if len(parts) == 2:
+        both, down = (reading.codes(source, n, expert) for n in parts)
+        return reading.rows(both, slice(0, size)), reading.rows(both, slice(size, 2 * size)), down
+    order = source.columns(parts[-1])
+    if order is None:
         gate, up, down = (reading.stored(source, n) for n in parts)
         return gate, up, down
-    both, down = (reading.codes(source, n, expert) for n in parts)
-    return reading.rows(both, slice(0, size)), reading.rows(both, slice(size, 2 * size)), down
+    # Down's input is what gate and up put out: their rows follow its order.
+    gate, up, down = (reading.codes(source, n) for n in parts)
+    return reading.rows(gate, order), reading.rows(up, order), down
 
 
 class LayerReader:

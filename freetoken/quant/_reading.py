@@ -58,7 +58,7 @@ def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMat
     """A coded matrix as it is. WeightsError with its name if a scale is not a number."""
     fmt, coded = find(source.coding(name)), source.read_coded(name, index)
     try:
-        coded = fmt.from_gguf(coded[BLOCKS]) if BLOCKS in coded else coded
+        coded = fmt.from_gguf(coded[BLOCKS]) if BLOCKS in coded else fmt.adopt(coded)
         fmt.refuse(coded)
     except WeightsError as error:
         raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
@@ -72,18 +72,25 @@ def stored(source: WeightSource, name: str) -> CodedMatrix:
     return found if cuts else codes(source, name)
 
 
-def rows(coded: CodedMatrix, some: slice) -> dict[str, Tensor]:
-    """Some rows of a coded matrix, as gate and up of a fused one. WeightsError if that would cut a scale."""
+def rows(coded: CodedMatrix, some: slice | Tensor) -> dict[str, Tensor]:
+    """Some rows of a coded matrix, as gate and up of a fused one, or in another order (int64).
+
+    WeightsError if that would cut a scale.
+    """
     count = coded["codes"].shape[-2]
     return {name: _rows(name, part, some, count) for name, part in coded.items()}
 
 
-def _rows(name: str, part: Tensor, some: slice, count: int) -> Tensor:
+def _rows(name: str, part: Tensor, some: slice | Tensor, count: int) -> Tensor:
     height = part.shape[-2]
     if height == count:
         return part[..., some, :]
     if height == 1:
         return part
+    if isinstance(some, Tensor):
+        raise WeightsError(
+            f"Rows in another order would cut a block of {name}.", code="invalid_tensor_shape"
+        )
     # Blocks of rows are a power of two tall; then count / height is their height if it is whole.
     span = count // height
     start, stop, step = some.indices(count)

@@ -7,6 +7,7 @@ every missing, stray or unreadable tensor at once, from headers alone; codes are
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ class Unreadable(Exception):
     """A module that a scheme knows and can't read; the text says why."""
 
 
+class Missing(Unreadable):
+    """A module lacks a tensor that the checkpoint's settings ask for; the text is its role."""
+
+
 @dataclass(frozen=True)
 class Form:
     """What a module turns out to be: the weight format's name, and the matrix's own shape [.., rows, K]."""
@@ -41,9 +46,10 @@ class Scheme:
     """One way of storing a matrix. Roles are endings of tensor names, separator included.
 
     needs    roles that must be there, with the types they may have; the first one is the codes'
-    form     (shapes by role, the checkpoint's quantisation config) -> Form, or Unreadable
+    form     (shapes by role, the checkpoint's quantisation config) -> Form; else Missing or Unreadable
     codes    (tensors by role, config) -> the matrix in its format's own codes
     may      roles that are read if they are there
+    groups   of these, the one that names each column's group: columns are sorted by it (act-order)
     ignores  roles that a weight doesn't depend on, as scales of activations
     refuses  role -> why a module with it can't be read
     plain    ending of the name that the matrix has when it is not coded
@@ -53,13 +59,19 @@ class Scheme:
     form: Callable[[Shapes, Raw], Form]
     codes: Callable[[Mapping[str, Tensor], Raw], CodedMatrix]
     may: tuple[str, ...] = ()
+    groups: str = ""
     ignores: tuple[str, ...] = ()
     refuses: Mapping[str, str] = field(default_factory=dict)
     plain: str = ".weight"
 
-    @property
+    @functools.cached_property
     def anchor(self) -> str:
         return next(iter(self.needs))
+
+    @functools.cached_property
+    def roles(self) -> tuple[str, ...]:
+        """All that belongs to a module of this scheme."""
+        return (*self.needs, *self.may, *self.ignores, *self.refuses)
 
 
 @dataclass(frozen=True)
@@ -94,23 +106,23 @@ class DialectSource(WeightSource):
             dialect.check(raw)
         except Unreadable as why:
             raise _unsupported([str(why)]) from why
-        everything = set(source.names())
-        names = {n for n in everything if not n.endswith(dialect.ignored) and canonical(n)}
+        skipped = {name for name in source.names() if canonical(name) is None}
+        names = {n for n in source.names() if not n.endswith(dialect.ignored)} - skipped
+        anchors = tuple(scheme.anchor for scheme in dialect.schemes)
         used: set[str] = set()
         missing: list[str] = []
         refused: list[str] = []
-        for name in sorted(names):
+        for name in sorted(name for name in names if name.endswith(anchors)):
             scheme = self._scheme_of(dialect, name, names)
             if scheme is not None:
                 base = name[: -len(scheme.anchor)]
-                roles = (*scheme.needs, *scheme.may, *scheme.ignores, *scheme.refuses)
-                used |= {base + role for role in roles}
+                used.update([base + role for role in scheme.roles])
                 missing += [base + role for role in scheme.needs if base + role not in names]
-                self._add(scheme, base, names, refused)
+                self._add(scheme, base, names, (missing, refused))
         scales = tuple({role for scheme in dialect.schemes for role in scheme.needs if role != scheme.plain})
         stray = sorted(name for name in names - used if name.endswith(scales))
         _report(missing, stray, refused)
-        self._plain = (names - used) | {name for name in everything if not canonical(name)}
+        self._plain = (names - used) | skipped
 
     def _scheme_of(self, dialect: Dialect, name: str, names: set[str]) -> Scheme | None:
         """The scheme whose codes `name` are: one that has all it needs before one that lacks something."""
@@ -123,7 +135,8 @@ class DialectSource(WeightSource):
                     found.append((len(there) == len(scheme.needs), scheme))
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _add(self, scheme: Scheme, base: str, names: set[str], refused: list[str]) -> None:
+    def _add(self, scheme: Scheme, base: str, names: set[str], faults: tuple[list[str], list[str]]) -> None:
+        missing, refused = faults
         roles = (*scheme.needs, *scheme.may)
         stored = {role: base + role for role in roles if base + role in names}
         refused += [f"{base}{role}: {why}" for role, why in scheme.refuses.items() if base + role in names]
@@ -132,6 +145,8 @@ class DialectSource(WeightSource):
         shapes = {role: self._source.shape(name) for role, name in stored.items()}
         try:
             form = scheme.form(shapes, self._raw)
+        except Missing as role:
+            missing.append(f"{base}{role}")
         except Unreadable as why:
             refused.append(f"{base}{scheme.anchor}: {why}")
         else:
@@ -176,6 +191,13 @@ class DialectSource(WeightSource):
         except Unreadable as why:
             raise _unsupported([f"{name}: {why}"]) from why
 
+    def columns(self, name: str) -> Tensor | None:
+        module = self._modules.get(name)
+        if module is None:
+            return self._source.columns(name)
+        stored = module.stored.get(module.scheme.groups)
+        return None if stored is None else order_of(self._source.read(stored))
+
     def stored_bytes(self, name: str) -> int:
         module = self._modules.get(name)
         stored = module.stored.values() if module else [name]
@@ -183,6 +205,11 @@ class DialectSource(WeightSource):
 
     def close(self) -> None:
         self._source.close()
+
+
+def order_of(groups: Tensor) -> Tensor | None:
+    """int64 [K]: columns sorted by their group, None if they lie so already."""
+    return None if bool((groups.diff() >= 0).all()) else torch.argsort(groups, stable=True)
 
 
 def _report(missing: list[str], stray: list[str], refused: list[str]) -> None:

@@ -25,6 +25,7 @@ _PREFIXES = (
     ("language_model.", "model."),
     ("model.text_model.", "model."),
 )
+_USUAL, _FREQUENCIES = "model.layers.", ".rotary_emb.inv_freq"
 _BARE = re.compile(r"^(embed_tokens|layers|norm)\.")
 _SKIPPED = re.compile(
     r"^(model\.)?(mtp|visual|vision_tower|vision_model|multi_modal_projector)\.|\.rotary_emb\.inv_freq$"
@@ -33,6 +34,8 @@ _SKIPPED = re.compile(
 
 def canonical(name: str) -> str | None:
     """Return the canonical name, or None for a tensor that is skipped."""
+    if name.startswith(_USUAL) and not name.endswith(_FREQUENCIES):  # nearly all of a large checkpoint
+        return name
     if _SKIPPED.search(name):
         return None
     for prefix, replacement in _PREFIXES:

@@ -23,6 +23,8 @@ from tests.weights.dialect_writers import WRITERS, Writer, code
 FAMILY = qwen3_moe.FAMILY
 TINY = {**FAMILY.TINY, "num_hidden_layers": 2, "mlp_only_layers": []}
 IDS = list(range(5, 24))
+SPARED = ("input_scale", "input_global_scale", ".weight_shape")
+"""Endings of tensors that no weight depends on."""
 
 
 def write(path: Path, writer: Writer, tensors: Mapping[str, Tensor]) -> Path:
@@ -71,9 +73,12 @@ def test_codes_travel_to_the_bank_as_they_are(name: str, tmp_path: Path) -> None
         )
         for expert in range(moe.num_experts):
             at = f"model.layers.{layer}.mlp.experts.{expert}."
-            assert torch.equal(gate[expert].flatten(0, 1), numbers.read(at + "gate_proj.weight"))
-            assert torch.equal(up[expert].flatten(0, 1), numbers.read(at + "up_proj.weight"))
-            assert torch.equal(down_t[expert].flatten(0, 1).t(), numbers.read(at + "down_proj.weight"))
+            order = source.columns(at + "down_proj.weight")
+            inner = slice(None) if order is None else order
+            assert torch.equal(gate[expert].flatten(0, 1), numbers.read(at + "gate_proj.weight")[inner])
+            assert torch.equal(up[expert].flatten(0, 1), numbers.read(at + "up_proj.weight")[inner])
+            down = down_t[expert].flatten(0, 1).t()
+            assert torch.equal(down, numbers.read(at + "down_proj.weight")[:, inner])
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -81,9 +86,8 @@ def test_a_lost_tensor_is_named_before_anything_is_read(name: str, tmp_path: Pat
     tensors = checkpoints.random_tensors(FAMILY, {**TINY, **WRITERS[name].extra}, fused=False)
     stored, _ = code(tensors, WRITERS[name])
     at = "model.layers.1.mlp.experts.3.down_proj"
-    for lost in [
-        n for n in stored if n.startswith(at) and not n.endswith(("input_scale", "input_global_scale"))
-    ]:
+    spared = SPARED if WRITERS[name].settings.get("desc_act") else (*SPARED, ".g_idx")
+    for lost in [n for n in stored if n.startswith(at) and not n.endswith(spared)]:
         rest = {n: t for n, t in stored.items() if n != lost}
         path = write(tmp_path / lost, WRITERS[name], rest)
         with pytest.raises(WeightsError) as e:
@@ -112,3 +116,17 @@ def test_a_scale_that_is_no_number_is_refused_by_name(where: str, tmp_path: Path
         FAMILY.load_experts(config, source, expert_bank.create(config, reading.find("nvfp4")))
         Runner(FAMILY, path)
     assert e.value.code == "invalid_weights"
+
+
+def test_act_order_along_the_experts_input_is_refused_by_name(tmp_path: Path) -> None:
+    writer = WRITERS["GPTQ in act-order"]
+    tensors = checkpoints.random_tensors(FAMILY, {**TINY, **writer.extra}, fused=False)
+    stored, _ = code(tensors, writer)
+    name = "model.layers.0.mlp.experts.0.up_proj.g_idx"
+    stored[name] = stored[name].flip(0)
+    path = write(tmp_path, writer, stored)
+    config = FAMILY.read_config({**TINY, **writer.extra})
+    bank = expert_bank.create(config, reading.find("int4_g32"))
+    with pytest.raises(WeightsError, match="layers.0.mlp.experts.0.up_proj.*act-order") as e:
+        FAMILY.load_experts(config, open_checkpoint(path).source, bank)
+    assert e.value.code == "unsupported_quantization"

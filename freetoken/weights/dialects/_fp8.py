@@ -1,11 +1,11 @@
-"""fp8 (e4m3) matrices as all tools store them: codes in `weight`, scales of 128 x 128 blocks or one for all.
+"""fp8 (e4m3) matrices as all tools store them: codes in `weight`; scales of all, rows or 128 x 128 blocks.
 
 Tools differ in the scale's name and shape only. weight = code * scale, whatever the name says of an inverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,21 +27,22 @@ def scheme(scale: str, ignores: tuple[str, ...]) -> Scheme:
         return Form(_format(shape, shapes[scale]), shape)
 
     def codes(tensors: Mapping[str, Tensor], raw: Raw) -> CodedMatrix:
-        weight = tensors[WEIGHT]
-        return {"codes": weight.view(torch.uint8), "scales": _spread(tensors[scale].float(), weight)}
+        weight, scales = tensors[WEIGHT], tensors[scale].float()
+        shape = _SHAPES[_format(tuple(weight.shape), tuple(scales.shape))](tuple(weight.shape))
+        return {"codes": weight.view(torch.uint8), "scales": scales.reshape(shape)}
 
     needs = {WEIGHT: (torch.float8_e4m3fn,), scale: _SCALES}
     return Scheme(needs, form, codes, ignores=ignores)
 
 
 def _format(shape: tuple[int, ...], scale: tuple[int, ...]) -> str:
-    blocks = _blocks(shape)
-    squeezed = tuple(n for n in scale if n != 1)
-    if _numel(scale) == 1 or squeezed == tuple(n for n in blocks if n != 1):
-        return "fp8_block"
-    raise Unreadable(
-        f"its scales have shape {list(scale)}, read are one, or {list(blocks)} for 128 x 128 blocks"
-    )
+    """The format whose scales have that shape, but for axes of one."""
+    bare = tuple(n for n in scale if n != 1)
+    for name, wanted in _SHAPES.items():
+        if bare == tuple(n for n in wanted(shape) if n != 1):
+            return name
+    read = ", ".join(f"{list(wanted(shape))}" for wanted in _SHAPES.values())
+    raise Unreadable(f"its scales have shape {list(scale)}, read are {read}")
 
 
 def _blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -49,11 +50,8 @@ def _blocks(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*lead, ceil_div(rows, SIDE), ceil_div(columns, SIDE))
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
-
-
-def _spread(scales: Tensor, weight: Tensor) -> Tensor:
-    """Scales as one per block, whatever axes of one the tool has put between."""
-    blocks = _blocks(tuple(weight.shape))
-    return scales.reshape(()).expand(blocks) if scales.numel() == 1 else scales.reshape(blocks)
+_SHAPES: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
+    "fp8_tensor": lambda shape: (*shape[:-2], 1, 1),
+    "fp8_channel": lambda shape: (*shape[:-1], 1),
+    "fp8_block": _blocks,
+}
