@@ -56,7 +56,10 @@ def numbers(source: WeightSource, name: str, index: int | None = None) -> Tensor
 
 def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:
     """A coded matrix as it is. WeightsError with its name if a scale is not a number."""
-    fmt, coded = find(source.coding(name)), source.read_coded(name, index)
+    return _adopted(find(source.coding(name)), name, source.read_coded(name, index))
+
+
+def _adopted(fmt: WeightFormat, name: str, coded: CodedMatrix) -> CodedMatrix:
     try:
         coded = fmt.from_gguf(coded[BLOCKS]) if BLOCKS in coded else fmt.adopt(coded)
         fmt.refuse(coded)
@@ -69,7 +72,7 @@ def stored(source: WeightSource, name: str) -> CodedMatrix:
     """A coded matrix for a tile: as blocks where they can be cut as they are, else its codes."""
     found, fmt = source.read_coded(name), find(source.coding(name))
     cuts = BLOCKS in found and isinstance(fmt, GgufFormat) and fmt.blocks is not None
-    return found if cuts else codes(source, name)
+    return found if cuts else _adopted(fmt, name, found)
 
 
 def rows(coded: CodedMatrix, some: slice | Tensor) -> dict[str, Tensor]:
