@@ -49,6 +49,10 @@ class Int4(LevelFormat):
             parts["zero"] = torch.full(scales.shape, 8, dtype=torch.uint8) if zeros is None else zeros
         return {"codes": codes, **parts}
 
+    def adopt(self, stored: CodedMatrix) -> CodedMatrix:
+        """Scales as a checkpoint has them, in any type, become `d` and `whole`."""
+        return self.from_tensors(stored["codes"], stored["scales"], stored.get("zeros"))
+
     def to_tensors(self, coded: CodedMatrix) -> tuple[Tensor, Tensor, Tensor | None]:
         """The inverse; scales as float32."""
         return coded["codes"], coded["d"].float() * coded["whole"], coded.get("zero")
