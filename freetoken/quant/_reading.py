@@ -91,9 +91,7 @@ def _rows(name: str, part: Tensor, some: slice | Tensor, count: int) -> Tensor:
     if height == 1:
         return part
     if isinstance(some, Tensor):
-        raise WeightsError(
-            f"Rows in another order would cut a block of {name}.", code="invalid_tensor_shape"
-        )
+        raise WeightsError(f"Rows in another order would cut a block of {name}.", code="invalid_tensor_shape")
     # Blocks of rows are a power of two tall; then count / height is their height if it is whole.
     span = count // height
     start, stop, step = some.indices(count)
