@@ -43,6 +43,7 @@ log = logger("engine")
 SWITCH_INTERVAL_S = 1e-4
 """A busy HTTP thread otherwise holds the interpreter 5 ms at a time (measured: 53 ms a step)."""
 MAX_FAILED_STEPS = 3
+SELF_TEST_PROMPT = 200
 
 Sink = Callable[[list[Output]], None]
 
@@ -102,10 +103,15 @@ class Engine:
     def self_test(self) -> None:
         """Draw one real token before `start`, through every part that serving uses.
 
-        Raises what went wrong; nothing of it stays in the counters.
+        Raises what went wrong; nothing of it stays in the counters. Where kernels are compiled when they
+        are first used, that is now and not at somebody's first request: a long prompt and a decode step.
         """
+        length, tokens = (2, 1) if not self.device.kernels else (SELF_TEST_PROMPT, 3)
+        length = min(length, self.plan.max_model_len - 4)
         self._accept(
-            Submit("self-test", np.zeros(2, np.int32), SamplingParams(temperature=0.0, max_tokens=1))
+            Submit(
+                "self-test", np.zeros(length, np.int32), SamplingParams(temperature=0.0, max_tokens=tokens)
+            )
         )
         while not self.idle:
             self.step()

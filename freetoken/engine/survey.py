@@ -6,8 +6,8 @@ allow happens here, all faults of a kind at once. Invariant: reads no weights, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,20 +21,24 @@ from freetoken.core.interfaces import (
     StateSpec,
     WeightFormat,
 )
+from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options, check_choices
 from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
 from freetoken.engine.plan import Facts, default_chunk, macro_tokens
+from freetoken.experts.gpu_support import can_compute_here
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
 
+log = logger("build")
 Progress = Callable[[str, int], None]
 PAGE_SIZE = 16
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-LARGE_BYTES = 40 * GIB
+LARGE_BYTES = 40 << 30
+"""Device memory beside which activations of tens of thousands of tokens don't matter."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +71,31 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
     numerics = _numerics(options, config)
     specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
     _check_page_size(options, specs)
+    coded = expert_formats(family, config, checkpoint)
     return Parts(
         options=options,
         checkpoint=checkpoint,
         family=family,
         config=config,
         numerics=numerics,
-        device=_device(options),
-        formats=expert_formats(family, config, checkpoint),
+        device=_place(options, config, coded),
+        formats=coded,
         specs=specs,
         progress=progress,
         notes=(note,) if note else (),
     )
+
+
+def _place(options: Options, config: ModelConfig, coded: Sequence[WeightFormat]) -> Device:
+    """The device; nobody having named one, a GPU whose kernels don't read these experts is left alone."""
+    device = _device(options)
+    if options.device != "auto" or not device.kernels or config.moe is None:
+        return device
+    if can_compute_here([fmt.name for fmt in coded], config.moe):
+        return device
+    log.warning("the GPU's kernels don't compute this model's experts yet: the CPU does")
+    device.close()
+    return _device(replace(options, device="cpu"))
 
 
 def _check_page_size(options: Options, specs: tuple[StateSpec, ...]) -> None:
@@ -166,7 +183,7 @@ def _sizes(parts: Parts) -> Sizes:
         num_experts = config.num_moe_layers * config.moe.num_experts
     large = _large_memory(parts.device)
     chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory, large)
-    rows = chunk * 40 + macro_tokens(large) * 10
+    per_hidden = chunk * 40 + macro_tokens(large) * 10
     return Sizes(
         dense_bytes=dense * parts.numerics.dtype.itemsize,
         page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
@@ -175,8 +192,7 @@ def _sizes(parts: Parts) -> Sizes:
         record_bytes=record,
         num_experts=num_experts,
         bank_bytes=bank_bytes,
-        activation_bytes=(chunk * 40 + macro_tokens(large) * 10) * config.hidden_size
-        + 32 * config.vocab_size * 8,
+        activation_bytes=per_hidden * config.hidden_size + 32 * config.vocab_size * 8,
     )
 
 

@@ -22,6 +22,7 @@ from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
 from freetoken.experts.device_io import make_block
 from freetoken.experts.device_stream import DeviceStream
 from freetoken.experts.device_table import SlotTable
+from freetoken.experts.gpu_support import can_compute_here
 from freetoken.experts.poller import Poller, can_compute
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import balance
@@ -41,6 +42,14 @@ HOST_ROWS = 16
 class DeviceBackend(ExpertBackend):
     def __init__(self, setup: ExpertSetup, name: str) -> None:
         assert setup.config.moe is not None
+        names = [fmt.name for fmt in setup.bank.formats]
+        if not can_compute_here(names, setup.config.moe):
+            raise ConfigError(
+                f"Experts like this model's ({', '.join(sorted(set(names)))}) are not computed on a GPU yet.",
+                code="unsupported_on_gpu",
+                hint="Use --device cpu, which computes every format.",
+                param="device",
+            )
         self.name, self.setup, self.bank, self.device = name, setup, setup.bank, setup.device
         self.stats = ExpertStats()
         self.top_k = setup.config.moe.top_k

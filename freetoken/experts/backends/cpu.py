@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import ExpertBackend
 from freetoken.experts.backends._base import BaseBackend
-from freetoken.experts.backends._device import DeviceBackend
 from freetoken.experts.host_branch import HostBranch, HostJob
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
@@ -35,5 +35,10 @@ class CpuBackend(BaseBackend):
 
 def create(setup: ExpertSetup) -> ExpertBackend:
     if setup.device.kernels:
-        return DeviceBackend(setup, "cpu")
+        raise ConfigError(
+            "The CPU alone can't compute experts beside a GPU yet.",
+            code="unsupported_on_gpu",
+            hint="Use --moe-backend hybrid, or --device cpu.",
+            param="moe_backend",
+        )
     return CpuBackend(setup)

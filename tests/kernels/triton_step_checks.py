@@ -1,14 +1,23 @@
-"""Runs the Triton layer-step beside its reference, step after step; the integers must agree bit by bit."""
+"""The Triton layer-step of experts beside its reference, step after step: integers agree bit by bit.
+
+Run by test_triton.py, interpreted and on a card.
+"""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
+import pytest
 import torch
 
+from freetoken.kernels._triton import INTERPRETED
 from freetoken.kernels.expert_step import reference, triton
 from tests.kernels import step_build as build
+
+# numpy's, from the interpreter's loops with run-time bounds.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+PLACE = "cpu" if INTERPRETED else "cuda"
+STEPS = 2 if INTERPRETED else 6
 
 
 def answer(shape: build.Shape, place: object, call: object) -> None:
@@ -69,14 +78,20 @@ def compare(
             assert torch.equal(placed[0][0].slots, placed[1][0].slots.cpu()), "slots hold other bytes"
 
 
-def main() -> None:
-    for rows in (1, 3):
-        for policy in ("two_speed", "lru"):
-            compare(build.Shape(), rows, policy, 0.5, host=True)
-    compare(build.Shape(experts=6, slots=9, hidden=40), 2, "two_speed", 1.0, host=False)
-    compare(build.Shape(slots=1, top_k=3), 1, "two_speed", -1.0, host=True, steps=2)
-    print("equal")
+@pytest.mark.parametrize(
+    ("rows", "policy", "alpha", "host"),
+    [(1, "two_speed", 0.5, True), (1, "lru", 0.5, True), (3, "two_speed", 0.5, True), (2, "lru", 1.0, False)],
+)
+def test_the_device_decides_and_computes_as_the_reference(
+    rows: int, policy: str, alpha: float, host: bool
+) -> None:
+    shape = build.Shape() if host else build.Shape(experts=6, slots=9, hidden=40)
+    compare(shape, rows, policy, alpha, host=host, steps=STEPS, device=PLACE)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def test_the_host_takes_everything_where_it_is_told_to() -> None:
+    compare(build.Shape(slots=1, top_k=3), 1, "two_speed", -1.0, host=True, steps=1, device=PLACE)
+
+
+def test_many_rows_go_through_the_matrix_units() -> None:
+    compare(build.Shape(layers=1, experts=4), 20, "two_speed", 1.0, host=False, steps=1, device=PLACE)
