@@ -143,7 +143,12 @@ PREFILLS = [  # new tokens, length, heads, key heads, dim, page, window, sinks
     (20, 20, 4, 2, 16, 8, None, False),
     (5, 70, 2, 1, 24, 64, None, True),
     (70, 90, 2, 1, 16, 16, 11, True),
+    (7, 150, 4, 2, 16, 8, None, True),
+    (20, 300, 4, 1, 16, 32, 30, False),
     *big(
+        (16, 5000, 32, 4, 128, 16, None, False),
+        (8, 300, 16, 2, 256, 64, 100, True),
+        (1, 4097, 16, 2, 128, 64, None, False),
         (1000, 1000, 32, 4, 128, 16, None, False),
         (129, 5000, 32, 4, 128, 128, None, True),
         (700, 2000, 16, 2, 256, 64, None, False),

@@ -44,9 +44,15 @@ def attend(
 ) -> Tensor:
     q = q if q.stride(-1) == 1 else q.contiguous()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for launch in _prefill.plan(
-        q, pages, table, length, out, card(q.device), scale=scale, window=window, sinks=sinks
-    ):
+    where = card(q.device)
+    # A few tokens behind a long context: split it, or few blocks would walk it alone.
+    if q.shape[0] <= _decode.most_tokens(q.shape[1], pages.shape[3], q.shape[2]):
+        launches = _decode.plan(
+            q, pages, table[None], length, out, where, scale=scale, window=window, sinks=sinks
+        )
+    else:
+        launches = _prefill.plan(q, pages, table, length, out, where, scale=scale, window=window, sinks=sinks)
+    for launch in launches:
         launch()
     return out
 
@@ -86,10 +92,19 @@ def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
             q, pages, table, 8192, q, where, scale=0.1, window=window, sinks=sink
         )
 
+    def suffix(n: int, geometry: tuple[int, ...], window: int | None, sinks: bool):
+        heads, kv, dim, page = geometry
+        q, pages = empty(n, heads, dim), empty(64, 24, 2, page, kv, dim)[:, 3]
+        table, sink = empty(1, 1024, dtype=torch.int64), empty(heads, dtype=torch.float32) if sinks else None
+        return lambda where: _decode.plan(
+            q, pages, table, 8192, q, where, scale=0.1, window=window, sinks=sink
+        )
+
     for geometry in ((32, 4, 128, 16), (16, 2, 256, 64), (64, 8, 64, 16)):
         plain = geometry[2] != 64
         yield decode(1, geometry, None if plain else 128, not plain)
         yield decode(8, geometry, None, False)
         for n in (8192, 40, 9):
             yield prefill(n, geometry, None if plain else 128, not plain)
+        yield suffix(_decode.most_tokens(*geometry[:3]), geometry, None if plain else 128, not plain)
     yield prefill(8192, (32, 4, 128, 128), None, False)
