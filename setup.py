@@ -84,11 +84,19 @@ class BuildNative(build_ext):
         key = zlib.crc32(" ".join([*compiler(), *flags]).encode())
         out = Path(self.build_temp) / f"{tier}-{key:08x}" / f"{name}.o"
         out.parent.mkdir(parents=True, exist_ok=True)
-        source = FOLDER / f"{name}.cpp"
-        newest = max(p.stat().st_mtime for p in (source, *FOLDER.rglob("*.h")))
-        if not out.exists() or out.stat().st_mtime < newest:
-            self._call(*flags, "-c", str(source), "-o", str(out))
+        if not self._fresh(out):
+            self._call(*flags, "-MMD", "-c", str(FOLDER / f"{name}.cpp"), "-o", str(out))
         return str(out)
+
+    @staticmethod
+    def _fresh(out: Path) -> bool:
+        """True if an object is younger than what it was made of, which the compiler has noted beside it."""
+        note = out.with_suffix(".d")
+        if not (out.exists() and note.exists()):
+            return False
+        sources = [Path(name) for name in note.read_text().replace("\\\n", " ").split()[1:]]
+        made = out.stat().st_mtime
+        return all(p.exists() and p.stat().st_mtime <= made for p in sources)
 
     def _call(self, *arguments: str) -> None:
         done = subprocess.run([*compiler(), *arguments], capture_output=True, text=True)
