@@ -229,7 +229,7 @@ def _put_expert(
     names = (at + "gate_up_proj", at + "down_proj")
     wanted = put.codes(layer)
     if wanted and all(source.coding(name) == wanted for name in names):
-        both, down = (reading.codes(source, name, expert) for name in names)
+        both, down = (reading.stored(source, name, expert) for name in names)
         gate, up = (reading.rows(both, slice(first, None, 2)) for first in (0, 1))
         put.put_coded(layer, expert, (gate, up, down), biases)
         return

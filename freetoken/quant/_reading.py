@@ -68,9 +68,9 @@ def _adopted(fmt: WeightFormat, name: str, coded: CodedMatrix) -> CodedMatrix:
     return coded
 
 
-def stored(source: WeightSource, name: str) -> CodedMatrix:
+def stored(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:
     """A coded matrix for a tile: as blocks where they can be cut as they are, else its codes."""
-    found, fmt = source.read_coded(name), find(source.coding(name))
+    found, fmt = source.read_coded(name, index), find(source.coding(name))
     cuts = BLOCKS in found and isinstance(fmt, GgufFormat) and fmt.blocks is not None
     return found if cuts else _adopted(fmt, name, found)
 

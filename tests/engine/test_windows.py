@@ -6,8 +6,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from freetoken.chat.conversation import Conversation, Message, Tool, ToolCall
+from freetoken.chat.events import Answer, fold
+from freetoken.chat.parsers import harmony
 from freetoken.core.errors import ConfigError
-from freetoken.core.request import FinishReason
+from freetoken.core.request import FinishReason, SamplingParams, Submit
 from freetoken.core.units import MIB
 
 from . import sessions, windowed
@@ -157,3 +160,33 @@ def test_the_plan_says_where_windows_lie_and_refuses_what_cannot_be(model, tmp_p
     with pytest.raises(ConfigError) as caught:
         serve(**EXACT, model=lonely, window_kv="states")
     assert caught.value.param == "window_kv" and caught.value.code == "invalid_option"
+
+
+def test_a_turn_of_harmony_goes_through_the_engine_and_the_next_one_resumes_behind_it(tmp_path):
+    served = serve(**EXACT, model=windowed.write_harmony(tmp_path))
+    codec, tool = served.built.codec, Tool("now")
+    turns = (Message("system", "Be brief, and " * 12), Message("user", "What time is it?"))
+
+    def answer(name: str, said: str) -> tuple[Answer, int]:
+        asked = Conversation(turns, tools=(tool,))
+        prompt = codec.encode(asked)
+        ids = tuple(int(i) for i in codec.tokenizer.encode(said))
+        params = SamplingParams(temperature=0.0, forced_ids=ids, stop_ids=prompt.stop_ids)
+        anchors = (prompt.anchor_positions, prompt.anchor_ids)
+        served.engine.submit(Submit(name, prompt.ids, params, *anchors))
+        served.run()
+        reader = codec.reader(asked, prompt)
+        events = [event for output in served.outputs[name] for event in reader.feed(output)]
+        return fold(events), len(prompt.ids)
+
+    thought = "<|channel|>analysis<|message|>I look.<|end|>"
+    first, size = answer("first", thought + harmony.write_call("now", {}))
+    assert (first.reasoning, [call.name for call in first.tool_calls]) == ("I look.", ["now"])
+    assert first.finish.reason == "tool_calls" and first.finish.usage.cached_tokens == 0
+    call = ToolCall(first.tool_calls[0].id, "now", first.tool_calls[0].arguments)
+    turns += (Message("assistant", "", "I look.", (call,)), Message("tool", "noon", tool_call_id=call.id))
+    second, _ = answer("second", "<|channel|>final<|message|>Noon.<|return|>")
+    assert (second.content, second.finish.reason) == ("Noon.", "stop")
+    thought_tokens = len(codec.tokenizer.encode(thought))
+    assert second.finish.usage.cached_tokens >= size + thought_tokens, "resumes behind the thought it kept"
+    served.close()

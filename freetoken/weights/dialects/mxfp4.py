@@ -1,6 +1,7 @@
 """mxfp4 as gpt-oss publishes it: experts stacked, `<name>_blocks` of 16 bytes and `<name>_scales` (e8m0).
 
-The matrix keeps the stored order [.., rows, K], K being the summed dimension, under the bare name.
+The matrix keeps the stored order [.., rows, K], K being the summed dimension, under the bare name. It goes on
+as blocks of another order, the scale first, whose halves share bytes: those are cut into tiles natively.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import CodedMatrix
+from freetoken.core.weights import BLOCKS, CodedMatrix
 from freetoken.weights.dialect import Dialect, Form, Raw, Scheme, Shapes, Unreadable
-from freetoken.weights.dialects._bits import nibbles, same
+from freetoken.weights.dialects._bits import same
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
@@ -26,7 +27,15 @@ def _form(shapes: Shapes, raw: Raw) -> Form:
 
 
 def _codes(tensors: Mapping[str, Tensor], raw: Raw) -> CodedMatrix:
-    return {"codes": nibbles(tensors[_BLOCKS]).flatten(-2), "scales": tensors[_SCALES].view(torch.uint8)}
+    """Byte i holds elements 2 i and 2 i + 1 of 32; byte j of the result elements j and j + 16."""
+    stored = tensors[_BLOCKS]
+    low, high = stored[..., :8], stored[..., 8:]
+    out = torch.empty((*stored.shape[:-1], 17), dtype=torch.uint8)
+    out[..., 0] = tensors[_SCALES].view(torch.uint8)
+    out[..., 1::2] = low & 15 | high << 4
+    out[..., 2::2] = low >> 4 | high & 0xF0
+    shape = torch.empty((*stored.shape[:-2], stored.shape[-2] * 32), dtype=torch.uint8, device="meta")
+    return {BLOCKS: out.flatten(-2), "codes": shape}
 
 
 _TYPES = (torch.uint8, torch.float8_e8m0fnu)
