@@ -40,7 +40,9 @@ except CapacityError as e:
 def sparse(path: Path, raw: dict) -> int:
     """A checkpoint of that geometry, with the demo model's tokenizer."""
     config = qwen3_moe.FAMILY.read_config(raw)
-    size = checkpoints.write_sparse(path, raw, _tensors.expected(config, set()))
+    size = checkpoints.write_sparse(
+        path, raw, _tensors.expected(config, lambda layer: _tensors.expert_shapes(config, False))
+    )
     for file in DEMO_MODEL.iterdir():
         if file.suffix in (".json", ".jinja") and not (path / file.name).exists():
             shutil.copy(file, path / file.name)
