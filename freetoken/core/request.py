@@ -140,7 +140,7 @@ class Request:
     save_at         save the state once this many tokens are computed, -1 = none
     saved           checkpoints not yet given to the cache
     state_broken    a dropped job has half advanced the state
-    leader          a running request whose prefill this one waits for
+    leader          a running request whose prefill this one waits for, until leads_to tokens are handed over
     arrived_s       on the device's clock; queued_s: from then to the first computation, -1 = still to come
     """
 
@@ -165,6 +165,7 @@ class Request:
     saved: list[Checkpoint] = field(default_factory=list)
     state_broken: bool = False
     leader: Request | None = None
+    leads_to: int = 0
     arrived_s: float = 0.0
     queued_s: float = -1.0
     finish: FinishReason | None = None

@@ -253,7 +253,7 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
         Limits(plan.max_running, plan.chunk_tokens, plan.macro_tokens, plan.page_size, plan.max_model_len),
         _reuse(parts, plan, pools),
         wants_job=wants_job,
-        grow_pages=lambda pages: live.grow_pages(scheduler, pages),
+        grow_pages=lambda pages, *, spare=False: live.grow_pages(scheduler, pages, spare=spare),
     )
     live = Memory(plan, sizes, device, kv, experts)
     generation = parts.checkpoint.generation

@@ -44,8 +44,11 @@ class Memory:
         spare = max(scheduler.pages.num_used - pinned, 0)
         return pinned + min(spare, spare * total_bytes // max(self.budget_bytes, 1))
 
-    def grow_pages(self, scheduler: Scheduler, count: int) -> bool:
-        """Take memory of the least valuable slots for at least `count` more pages; False if it can't."""
+    def grow_pages(self, scheduler: Scheduler, count: int, *, spare: bool = False) -> bool:
+        """Take memory of the least valuable slots for at least `count` more pages; False if it can't.
+
+        spare  cached prefixes would have to go otherwise: they get no more than an eighth of the slots
+        """
         if not self._device.owns_memory or self.plan.backend not in ("offload", "hybrid"):
             return False
         pages = min(self._kv.max_units, self._kv.num_units + max(count, self._kv.num_units // 8))
@@ -54,7 +57,8 @@ class Memory:
         slots = self.num_slots - -(
             -(pages - self._kv.num_units) * self._sizes.page_bytes // self._sizes.record_bytes
         )
-        if slots < self.plan.min_slots:
+        least = self.plan.memory.num_slots * 7 // 8 if spare else 0
+        if slots < max(self.plan.min_slots, least):
             return False
         try:
             self._apply(scheduler, pages, slots)

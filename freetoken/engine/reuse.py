@@ -93,7 +93,9 @@ class Reuse:
         if not self.cache.keeps:
             return False
         leader = request.leader
-        if leader is not None and (leader not in running or leader.num_output):
+        if leader is not None and (
+            leader not in running or leader.num_output or leader.prefix.num_tokens >= request.leads_to
+        ):
             leader = request.leader = None
         if leader is None:
             leader = request.leader = next((r for r in running if self._leads(r, request)), None)
@@ -115,6 +117,7 @@ class Reuse:
             return False
         mine = self.match(request)
         self.cache.release(mine)
+        request.leads_to = shared // self.page_size * self.page_size
         return shared - mine.num_tokens >= MIN_SHARED
 
     # --- states on the way ---

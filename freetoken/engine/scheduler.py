@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from freetoken.cache.pages import UnitAllocator
 from freetoken.core.errors import CapacityError
@@ -56,6 +57,15 @@ class Limits:
     max_model_len: int
 
 
+class GrowPages(Protocol):
+    def __call__(self, pages: int, *, spare: bool = False) -> bool: ...
+
+
+def never(pages: int, *, spare: bool = False) -> bool:
+    """A pool that does not grow."""
+    return False
+
+
 class NeedsSync(Exception):
     """Preemption is due, but sampled tokens are still in flight."""
 
@@ -80,14 +90,15 @@ def share(budget: int, wants: Sequence[int]) -> list[int]:
 class Scheduler:
     """Decides each step. `reuse` owns pages and states and knows what is computed already;
     `wants_job(tokens)` says whether a prefill should run layer by layer;
-    `grow_pages(n)` may enlarge the page pool by at least n pages and says whether it did."""
+    `grow_pages(n, spare)` may enlarge the page pool by at least n pages and says whether it did; `spare`: only
+    at the cost of what is worth less than cached prefixes."""
 
     def __init__(
         self,
         limits: Limits,
         reuse: Reuse,
         wants_job: Callable[[int], bool] = lambda tokens: False,
-        grow_pages: Callable[[int], bool] = lambda pages: False,
+        grow_pages: GrowPages = never,
     ) -> None:
         self.limits = limits
         self.reuse = reuse
@@ -179,9 +190,12 @@ class Scheduler:
         self._job = ()
 
     def launched(self, works: Iterable[Work]) -> None:
-        """The forward of a step is enqueued."""
+        """The forward of a step is enqueued. What it computes of a long prompt can be used at once."""
         for work in works:
-            self.reuse.launched(work.request)
+            request = work.request
+            self.reuse.launched(request)
+            if work.num_tokens > 1 and request.num_computed < request.num_prompt and request in self.running:
+                self.reuse.commit(request, request.num_computed)
 
     def _is_prefill(self, request: Request) -> bool:
         """More than the newest token is uncomputed: a prompt, or a preempted request coming back."""
@@ -287,7 +301,8 @@ class Scheduler:
             lacking = short - (cache.num_pages - cache.pinned_pages())
             if lacking > 0 and not self._grow_pages(lacking):
                 return False
-        self.pages.give_back(cache.evict(count - self.pages.num_free))
+        if not self._grow_pages(count - self.pages.num_free, spare=True):
+            self.pages.give_back(cache.evict(count - self.pages.num_free))
         return count <= self.pages.num_free or self._grow_pages(count - self.pages.num_free)
 
     def _refuse(self, request: Request, need: int) -> None:

@@ -1,4 +1,4 @@
-"""Many sessions at once over the toy: edits, aborts, preemption, every answer the cold one's, counted."""
+"""Many sessions at once over the toy: edits, aborts, preemption, resizes; every answer is the cold one's."""
 
 import random
 
@@ -16,12 +16,14 @@ class Crowd:
 
     def __init__(self, seed: int, sessions: int, **wishes) -> None:
         self.rng = random.Random(seed)
-        self.bench = Bench(max_running_requests=8, max_prefill_length=32, **wishes)
+        self.bench = Bench(max_running_requests=8, max_prefill_length=32, kv_reserve_tokens=16, **wishes)
+        self.resizes = 0
+        self.resized_at = [0] * sessions
         self.bases = [self._tokens(20) for _ in range(4)]
         self.histories = [[*self.rng.choice(self.bases), *self._tokens(6)] for _ in range(sessions)]
         self.open: dict[str, tuple[int, list[int]]] = {}
         self.aborted: set[str] = set()
-        self.counts = {"asked": 0, "reusing": 0, "after_preemption": 0, "aborted": 0}
+        self.counts = {"asked": 0, "reusing": 0, "across_a_resize": 0, "aborted": 0}
 
     def _tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(1, 97) for _ in range(count)]
@@ -45,6 +47,8 @@ class Crowd:
             else:
                 assert tokens == expected(ids, 16, eos=False), name
             self.counts["reusing"] += last.cached_tokens > 0
+            self.counts["across_a_resize"] += last.cached_tokens > 0 and self.resized_at[session] < self.resizes
+            self.resized_at[session] = self.resizes
             del self.bench.outputs[name]
             self._edit(session, [*ids, *tokens])
 
@@ -61,6 +65,19 @@ class Crowd:
             history if len(history) < 90 else [*rng.choice(self.bases), *self._tokens(6)]
         )
 
+    def resize(self) -> None:
+        """More or less device memory at the next safe point; a wish that doesn't fit changes nothing."""
+        plan, before = self.bench.engine.plan, self.bench.scheduler.pages.num_units
+        page_bytes = self.bench.engine.memory._sizes.page_bytes
+        fixed = plan.memory.activation_bytes + plan.memory.num_states * plan.memory.state_bytes
+        outcome = self.bench.engine.resize(fixed + self.rng.randrange(64, 130) * page_bytes)
+        for _ in range(200):
+            self.bench.steps()
+            if outcome.done():
+                break
+        assert outcome.done(), "a resize never came to its point"
+        self.resizes += outcome.exception() is None and self.bench.scheduler.pages.num_units != before
+
     def run(self, requests: int, at_once: int) -> None:
         while self.counts["asked"] < requests or self.open:
             idle = [s for s in range(len(self.histories)) if s not in {s for s, _ in self.open.values()}]
@@ -69,6 +86,8 @@ class Crowd:
             self.bench.steps(self.rng.randrange(1, 6))
             if self.rng.random() < 0.05 and self.open:
                 self.bench.engine.abort(self.rng.choice(sorted(self.open)))
+            if self.rng.random() < 0.06:
+                self.resize()
             self.settle()
             self.bench.scheduler.check()
         self.bench.run()
@@ -79,14 +98,17 @@ class Crowd:
 
 @pytest.mark.parametrize("job_bytes", [0, 1])
 @pytest.mark.parametrize(
-    "requests", [300, pytest.param(5000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+    "requests", [300, pytest.param(10000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 )
 def test_a_crowd_of_sessions_gets_the_cold_answers(requests, job_bytes):
     device = SimDevice(preset("4060-laptop"), memory_bytes=1 << 30, seed=3)
-    sizes = {"pages": 110, "slots": 150, "units": 4}
-    crowd = Crowd(1, 40, device=device, job_bytes=job_bytes, run_ahead=bool(job_bytes), **sizes)
-    crowd.run(requests, 30)
+    sizes = {"pages": 110, "slots": 150, "units": 4, "cold": (1 << 16) * job_bytes}
+    crowd = Crowd(1, 64, device=device, job_bytes=job_bytes, run_ahead=bool(job_bytes), **sizes)
+    crowd.run(requests, 64)
+    print(crowd.counts, crowd.resizes)
     counts = crowd.counts
     assert counts["aborted"] > requests // 50 and counts["reusing"] >= 0.7 * requests, counts
     assert counts["hits_after_preemption"] >= requests // 50, counts
     assert counts["restores_from_host"] >= requests // 10, counts
+    assert counts["across_a_resize"] >= requests // 50 and crowd.resizes >= 3, counts
+    assert not job_bytes or counts["revived"] > requests // 100, counts
