@@ -123,6 +123,25 @@ def test_a_smaller_budget_takes_from_the_cache_and_never_fails_because_of_it():
     served.close()
 
 
+def test_kv_grows_out_of_the_coldest_slots_before_prefixes_go_and_only_so_far():
+    served = serve(**{**SIM, "exact": False, "moe_backend": "offload", "gpu_memory": 80 * MIB})
+    memory, planned = served.engine.memory, served.engine.plan.memory
+    for seed in range(6):
+        served.submit(f"r{seed}", text_ids(served.built, seed, 400), 1)
+        served.run()
+        if memory.num_slots == planned.num_slots:
+            assert served.built.snapshot()["cache"]["evicted_pages"] == 0, "a prefix went before a slot"
+        assert memory.num_slots >= planned.num_slots * 7 // 8, (
+            "prefixes took more than an eighth of the slots"
+        )
+    assert memory.num_slots < planned.num_slots and memory._kv.num_units > planned.num_pages
+    served.submit("again", text_ids(served.built, 5, 400), 1)
+    served.run()
+    assert served.outputs["again"][-1].cached_tokens >= 384
+    served.engine.scheduler.check()
+    served.close()
+
+
 def test_a_hit_stays_within_the_rule_in_normal_mode():
     """Class 2: the same prompt resumed and cold, teacher-forced; the best token agrees unless it is close."""
     from freetoken.core.batch import Segment

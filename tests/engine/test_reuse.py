@@ -311,7 +311,9 @@ def test_a_follower_starts_as_soon_as_the_shared_part_is_computed():
     assert not bench.tokens("leader"), "the leader's long tail kept its follower waiting"
     assert bench.outputs["follower"][0].cached_tokens == 48
     bench.run()
-    assert bench.tokens("leader") == expected(leader, 12) and bench.tokens("follower") == expected(follower, 12)
+    assert bench.tokens("leader") == expected(leader, 12) and bench.tokens("follower") == expected(
+        follower, 12
+    )
     bench.check_empty()
 
 
