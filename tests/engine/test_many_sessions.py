@@ -47,7 +47,8 @@ class Crowd:
             else:
                 assert tokens == expected(ids, 16, eos=False), name
             self.counts["reusing"] += last.cached_tokens > 0
-            self.counts["across_a_resize"] += last.cached_tokens > 0 and self.resized_at[session] < self.resizes
+            is_across = self.resized_at[session] < self.resizes
+            self.counts["across_a_resize"] += last.cached_tokens > 0 and is_across
             self.resized_at[session] = self.resizes
             del self.bench.outputs[name]
             self._edit(session, [*ids, *tokens])
