@@ -90,8 +90,8 @@ def share(budget: int, wants: Sequence[int]) -> list[int]:
 class Scheduler:
     """Decides each step. `reuse` owns pages and states and knows what is computed already;
     `wants_job(tokens)` says whether a prefill should run layer by layer;
-    `grow_pages(n, spare)` may enlarge the page pool by at least n pages and says whether it did; `spare`: only
-    at the cost of what is worth less than cached prefixes."""
+    `grow_pages(n, spare)` may enlarge the page pool by at least n pages, and says whether it did; `spare`:
+    only at the cost of what is worth less than cached prefixes."""
 
     def __init__(
         self,
