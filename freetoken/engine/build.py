@@ -249,13 +249,17 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
             tokens > plan.chunk_tokens or absent > device.machine.link_bw * plan.prefill_gap_s
         )
 
-    scheduler = Scheduler(
+    live = Memory(plan, sizes, device, kv, experts)
+
+    def grow_pages(pages: int, *, spare: bool = False) -> bool:
+        return live.grow_pages(scheduler, pages, spare=spare)
+
+    scheduler: Scheduler = Scheduler(
         Limits(plan.max_running, plan.chunk_tokens, plan.macro_tokens, plan.page_size, plan.max_model_len),
         _reuse(parts, plan, pools),
         wants_job=wants_job,
-        grow_pages=lambda pages, *, spare=False: live.grow_pages(scheduler, pages, spare=spare),
+        grow_pages=grow_pages,
     )
-    live = Memory(plan, sizes, device, kv, experts)
     generation = parts.checkpoint.generation
     eos_ids = tuple(dict.fromkeys([*parts.config.eos_ids, *_ids(generation.get("eos_token_id"))]))
     return Engine(plan, scheduler, runner, live, device, eos_ids)
