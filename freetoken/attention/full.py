@@ -1,6 +1,6 @@
 """Full attention: keys and values in pages, a page holds all layers of the kind.
 
-Unit layout: [L, 2, page_size, Nkv, D] of the compute dtype (L layers of the kind; keys, then values).
+Unit layout: [L, 2, page_size, Nkv, D] of `Numerics.kv` (L layers of the kind; keys, then values).
 Knows pages only by the ids in the batch. Invariant: a row writes its own page slot before any read,
 dead rows write to the dummy page only and read nothing.
 """
@@ -54,7 +54,7 @@ class FullAttention:
         self.numerics = numerics
         self.pool = pool
         self.scale = spec.head_dim**-0.5
-        token_bytes = num_layers * 2 * spec.num_kv_heads * spec.head_dim * numerics.dtype.itemsize
+        token_bytes = num_layers * 2 * spec.num_kv_heads * spec.head_dim * numerics.kv.itemsize
         self.page_size = pool.unit_bytes // token_bytes
         self._generation = -1
         self._pages = torch.empty(0)
@@ -63,7 +63,7 @@ class FullAttention:
         """[num_pages, L, 2, page_size, Nkv, D], the mapped part only."""
         if self._generation != self.pool.generation:
             shape = (self.num_layers, 2, self.page_size, self.spec.num_kv_heads, self.spec.head_dim)
-            self._pages = self.pool.view().view(self.numerics.dtype).unflatten(1, shape)
+            self._pages = self.pool.view().view(self.numerics.kv).unflatten(1, shape)
             self._generation = self.pool.generation
         return self._pages
 

@@ -34,10 +34,19 @@ from freetoken.core.weights import WeightSource as WeightSource
 
 @dataclass(frozen=True)
 class Numerics:
-    """How numbers are computed. `exact`: row-invariant float32 everywhere (slow; tests, research)."""
+    """How numbers are computed and kept.
+
+    exact     row-invariant float32 everywhere (slow; tests, research)
+    kv_dtype  keys and values in pages, None = dtype; one byte: float8_e4m3fn, clamped to its range
+    """
 
     dtype: torch.dtype = torch.bfloat16
     exact: bool = False
+    kv_dtype: torch.dtype | None = None
+
+    @property
+    def kv(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
 
 @dataclass(frozen=True)

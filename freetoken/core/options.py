@@ -18,6 +18,7 @@ from freetoken.core.units import parse_bytes
 
 BACKENDS = ("auto", "fused", "offload", "cpu", "hybrid")
 DEVICES = ("auto", "cuda", "cpu", "sim")
+KV_DTYPES = ("auto", "fp8")
 THINKING = ("auto", "on", "off")
 WINDOW_KV = ("auto", "states", "pages")
 _POSITIVE = 1e-3
@@ -98,6 +99,13 @@ class Options:
     )
     num_tokens: int | None = _opt(
         int, "KV capacity in tokens (default: what memory allows)", "memory", bounds=(2,)
+    )
+    kv_dtype: str = _opt(
+        str,
+        "how keys and values are kept: fp8 (e4m3) holds twice the tokens, a little less exactly",
+        "memory",
+        default="auto",
+        choices=KV_DTYPES,
     )
     page_size: int | None = _opt(int, "tokens a KV page", "memory", bounds=(1,))
     window_kv: str = _opt(

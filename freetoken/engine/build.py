@@ -44,7 +44,7 @@ from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
 from freetoken.engine.states import StateMover
-from freetoken.engine.survey import Parts, Progress, gather_facts, survey
+from freetoken.engine.survey import Parts, Progress, check_kv_dtype, gather_facts, survey
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
 from freetoken.native.topology import default_threads
@@ -152,6 +152,7 @@ def build(
     checkpoint = open_checkpoint(path, files)
     codec = _codec(options, checkpoint)
     parts = survey(options, checkpoint, progress)
+    check_kv_dtype(parts)
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)
     torch.set_num_threads(_threads(options, facts))

@@ -69,7 +69,7 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
     family.check(config, checkpoint.source)
     config, note = family.place_windows(config, options.window_kv)
     numerics = _numerics(options, config)
-    specs = family.state_specs(config, options.page_size or PAGE_SIZE, numerics.dtype)
+    specs = _specs(family, config, options.page_size or PAGE_SIZE, numerics)
     _check_page_size(options, specs)
     coded = expert_formats(family, config, checkpoint)
     return Parts(
@@ -127,7 +127,34 @@ def find_family(model_type: str) -> ModelFamily:
     return known[model_type]
 
 
+def _specs(
+    family: ModelFamily, config: ModelConfig, page_size: int, numerics: Numerics
+) -> tuple[StateSpec, ...]:
+    """What the mixers keep; pages may be coded more narrowly than the rest."""
+    wide = family.state_specs(config, page_size, numerics.dtype)
+    narrow = family.state_specs(config, page_size, numerics.kv)
+    return tuple(n if n.unit == "page" else w for w, n in zip(wide, narrow, strict=True))
+
+
+def check_kv_dtype(parts: Parts) -> None:
+    """Narrow keys and values are read by the reference alone."""
+    if parts.numerics.kv_dtype is not None and parts.device.kernels:
+        raise _no_fp8(parts.options, f"the kernels of device {parts.device.name} don't read them yet")
+
+
+def _no_fp8(options: Options, reason: str) -> ConfigError:
+    return ConfigError(
+        f"Keys and values can't be kept in {options.kv_dtype}: {reason}.",
+        code="invalid_option",
+        param="kv_dtype",
+        hint="Leave --kv-dtype out.",
+    )
+
+
 def _numerics(options: Options, config: ModelConfig) -> Numerics:
+    narrow = options.kv_dtype != "auto"
+    if options.exact and narrow:
+        raise _no_fp8(options, "--exact keeps them in float32")
     if options.exact:
         return Numerics(torch.float32, exact=True)
     name = options.dtype or config.dtype
@@ -137,7 +164,7 @@ def _numerics(options: Options, config: ModelConfig) -> Numerics:
             code="unknown_dtype",
             hint=f"Choose one with --dtype: {', '.join(_DTYPES)}.",
         )
-    return Numerics(_DTYPES[name])
+    return Numerics(_DTYPES[name], kv_dtype=torch.float8_e4m3fn if narrow else None)
 
 
 def _device(options: Options) -> Device:

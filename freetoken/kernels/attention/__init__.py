@@ -14,10 +14,13 @@
         page_table int64 [B, W], context int32 [B] (tokens of each, the new one included; on q's device)
         Returns  [B, N, D]; a sequence of context 0 gives zeros
 
+Pages of one byte an element are float8_e4m3fn; only the reference reads them.
 Query head h reads key head h // (N / Nkv). Bytes of the pages beyond `length` may be anything.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 from torch import Tensor
 
@@ -25,6 +28,10 @@ from freetoken.kernels._choose import choose
 from freetoken.kernels.attention import reference, triton
 
 MAKERS = (reference, triton)
+
+
+def _maker(q: Tensor, pages: Tensor) -> ModuleType:
+    return reference if pages.element_size() == 1 else choose(MAKERS, q.device.type)
 
 
 def attend(
@@ -36,7 +43,7 @@ def attend(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    maker = choose(MAKERS, q.device.type)
+    maker = _maker(q, pages)
     out: Tensor = maker.attend(q, pages, table, length, scale, window, sinks)
     return out
 
@@ -50,7 +57,7 @@ def attend_exact(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    maker = choose(MAKERS, q.device.type)
+    maker = _maker(q, pages)
     out: Tensor = maker.attend_exact(q, pages, table, length, scale, window, sinks)
     return out
 
@@ -64,6 +71,6 @@ def attend_decode(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    maker = choose(MAKERS, q.device.type)
+    maker = _maker(q, pages)
     out: Tensor = maker.attend_decode(q, pages, page_table, context, scale, window, sinks)
     return out

@@ -32,7 +32,7 @@ def attend(
     rows, heads, dim = q.shape
     kv_heads = pages.shape[3]
     first = max(0, length - rows + 1 - window) if window else 0
-    own = pages.index_select(0, table)
+    own = _read(pages, table, q.dtype)
     keys, values = (own[:, i].flatten(0, 1)[first:length].transpose(0, 1) for i in (0, 1))  # [Nkv, c, D]
     if sinks is not None:
         seen = _visible(rows, length, first, window, q.device)
@@ -54,6 +54,13 @@ def attend(
         enable_gqa=heads != kv_heads,
     )
     return out[0].transpose(0, 1)
+
+
+def _read(pages: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """The pages of a table; bytes are float8_e4m3fn, which torch does not index."""
+    if pages.element_size() > 1:
+        return pages.index_select(0, table)
+    return pages.view(torch.uint8).index_select(0, table).view(torch.float8_e4m3fn).to(dtype)
 
 
 def attend_decode(
@@ -107,7 +114,7 @@ def attend_exact(
     sinks: Tensor | None,
 ) -> Tensor:
     rows, heads, dim = q.shape
-    own = pages.index_select(0, table)
+    own = _read(pages, table, torch.float32)
     num_pages, _, page_size, kv_heads, _ = own.shape
     capacity = num_pages * page_size
     kv = own.float().transpose(0, 1).flatten(1, 2)  # [2, p * page, Nkv, D]

@@ -53,6 +53,6 @@ def rope_store(
     pages: Tensor,
     place: Place,
 ) -> Tensor:
-    maker = choose(MAKERS, qkv.device.type)
+    maker = reference if pages.element_size() == 1 else choose(MAKERS, qkv.device.type)
     out: Tensor = maker.rope_store(qkv, heads, norms, angles, pages, place)
     return out

@@ -11,6 +11,8 @@ from freetoken.kernels.rms_norm import rms_norm
 from freetoken.kernels.rope import rotate
 
 RANK = 0
+E4M3_MAX = 448.0
+"""A larger number would become NaN."""
 
 
 def supports(device_type: str) -> bool:
@@ -37,5 +39,9 @@ def rope_store(
     page_size = pages.shape[2]
     page_of = place.page_table[place.seq_of, place.positions // page_size]
     page_of = torch.where(place.live, page_of, 0)
-    pages[page_of, :, place.positions % page_size] = torch.stack([key, value], 1)
+    both = torch.stack([key, value], 1)
+    if pages.element_size() == 1:
+        pages = pages.view(torch.uint8)
+        both = both.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+    pages[page_of, :, place.positions % page_size] = both
     return query
