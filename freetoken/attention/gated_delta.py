@@ -18,7 +18,14 @@ from freetoken.core.interfaces import Numerics, Pool, StateSpec
 from freetoken.core.model_config import DeltaSpec
 from freetoken.core.units import align_up
 from freetoken.kernels.causal_conv import causal_conv
-from freetoken.kernels.delta_decode import Inputs, Layer, delta_decode, gated_norm, gates
+from freetoken.kernels.delta_decode import (
+    Inputs,
+    Layer,
+    delta_decode,
+    delta_decode_exact,
+    gated_norm,
+    gates,
+)
 from freetoken.kernels.gated_delta import chunked, step
 
 KIND = "gated_delta"
@@ -63,8 +70,9 @@ class GatedDelta:
     def attend(self, layer: int, inputs: Inputs, weights: Layer, batch: Batch) -> Tensor:
         """Convolve, scan, norm and gate T rows of projections; returns [T, Hv * Dv] in their dtype."""
         conv, delta = (s[:, layer] for s in self.states())
+        step = delta_decode_exact if self.numerics.exact else delta_decode
         if batch.is_decode:
-            out = delta_decode(inputs, weights, conv, delta, batch.state_ids, batch.fresh)
+            out = step(inputs, weights, conv, delta, batch.state_ids, batch.fresh)
             self._save_single(conv, delta, batch.segments)
             return out
         out = torch.zeros_like(inputs.z)
@@ -73,7 +81,7 @@ class GatedDelta:
             seqs = torch.tensor(single, device=out.device)
             rows = torch.tensor([batch.query_start[i] for i in single], device=out.device)
             some = inputs.rows(rows)
-            out[rows] = delta_decode(some, weights, conv, delta, batch.state_ids[seqs], batch.fresh[seqs])
+            out[rows] = step(some, weights, conv, delta, batch.state_ids[seqs], batch.fresh[seqs])
             self._save_single(conv, delta, batch.segments)
         for i, segment in enumerate(batch.segments):
             if len(segment.token_ids) > 1:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from freetoken.core.errors import DeviceError
+from freetoken.core.interfaces import Routing
 from freetoken.core.model_config import Activation
-from freetoken.experts.abi import OK, POISONED, IoBlock
+from freetoken.experts.abi import DTYPES, OK, POISONED, IoBlock
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.setup import ExpertSetup
-from freetoken.native.library import GELU, GELU_TANH, RELU, SWIGLU, Layer, library
+from freetoken.native.library import GELU, GELU_TANH, RELU, SWIGLU, Layer, Moe, library
 
 DEADLINE_S = 10.0
 """A worker that answers nothing for so long is stuck: a chunk takes milliseconds."""
@@ -97,13 +99,26 @@ class NativeExecutor:
             return False
         if status != OK:
             head.poison.word = 1
-            raise DeviceError(
-                f"The CPU's workers did not finish a layer within {self.deadline_s:g} s.",
-                code="device_deadline",
-                hint="Look for a process that takes the cores, then restart the engine.",
-            )
+            raise self._too_late()
         head.reply.done = self._served
         return True
+
+    def run_layer(self, layer: int, x: Tensor, routing: Routing) -> tuple[Tensor, int]:
+        """All routed experts of a layer: float32 [T, H], and how many were visited. Errors as `serve`."""
+        x, ids, weights = x.contiguous(), routing.ids.contiguous(), routing.weights.contiguous()
+        y = torch.empty(x.shape, dtype=torch.float32)
+        addresses = (t.data_ptr() for t in (x, ids, weights, y))
+        job = Moe(*addresses, layer, DTYPES[x.dtype], *ids.shape)
+        if self._lib.run_layer(self._handle, job, int(self.deadline_s * 1000)) != OK:
+            raise self._too_late()
+        return y, int(job.visited)
+
+    def _too_late(self) -> DeviceError:
+        return DeviceError(
+            f"The CPU's workers did not finish a layer within {self.deadline_s:g} s.",
+            code="device_deadline",
+            hint="Look for a process that takes the cores, then restart the engine.",
+        )
 
     def close(self) -> None:
         handle, self._handle = self._handle, 0

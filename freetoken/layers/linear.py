@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from freetoken.kernels.linear import linear, linear_add, linear_exact
+from freetoken.kernels.linear import linear, linear_add, linear_exact, place
 from freetoken.kernels.norm_linear import norm_linear
 from freetoken.layers.norm import RMSNorm
 
@@ -19,7 +19,7 @@ class Linear:
     """y = x W^T + b for x [T, K]; weight [N, K] and bias [N] of the compute dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, exact: bool = False) -> None:
-        self.weight = weight.contiguous()
+        self.weight = place(weight.contiguous())
         self.bias = bias
         self.exact = exact
 

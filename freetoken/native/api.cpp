@@ -8,8 +8,9 @@
 #include "executor.h"
 #include "formats/list.h"
 #include "isa.h"
+#include "ops.h"
+#include "pieces.h"
 #include "poller.h"
-#include "pool.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -26,68 +27,14 @@ struct ft_poller : Poller {
 
 namespace {
 
-const TierKernels* tier_at(int index) {
-  const auto& all = tiers();
-  return index >= 0 && index < (int)all.size() ? all[index] : nullptr;
-}
-
 #define FT_COUNT(name) +1
 constexpr int NUM_FORMATS = 0 FT_FORMATS(FT_COUNT);
-
-// Pieces [0, count) of something, taken one by one.
-struct Pieces : Job {
-  explicit Pieces(int64_t n) : count(n) {}
-  virtual void piece(int64_t index, int worker) = 0;
-  void work(int worker) override {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) piece(i, worker);
-  }
-  void run() {
-    Pool& pool = Pool::instance();
-    if (count > 1 && pool.threads() > 1 && pool.acquire()) {
-      pooled = true;
-      if (!pool.run(*this, 1000))
-        while (!pool.quiet(1000)) {
-        }
-      pool.release();
-    } else {
-      work(0);
-    }
-  }
-  int64_t count;
-  bool pooled = false;
-  std::atomic<int64_t> next{0};
-};
-
-struct Linear : Pieces {
-  static constexpr int64_t BYTES = 128 << 10;
-  Linear(const TierKernels& t, const LinearJob& j) : Pieces(0), tier(t), job(j) {
-    const int64_t row = job.k * (job.dtype == FT_F32 ? 4 : 2);
-    step = std::max<int64_t>(2, BYTES / std::max<int64_t>(row, 1) / 2 * 2);
-    count = (job.n + step - 1) / step;
-    scratch = (size_t)(job.rows * (ft_align(job.k, 256) * 9 / 8 + 64 + step) * 4 + 4096);
-  }
-  void piece(int64_t index, int worker) override {
-    uint8_t* memory;
-    if (pooled) {
-      memory = Pool::instance().scratch(worker, scratch);
-    } else {
-      own.resize(scratch + 64);
-      memory = (uint8_t*)ft_align((uint64_t)own.data(), 64);
-    }
-    tier.linear(job, index * step, std::min(job.n, (index + 1) * step), memory);
-  }
-  const TierKernels& tier;
-  const LinearJob& job;
-  int64_t step = 0;
-  size_t scratch = 0;
-  std::vector<uint8_t> own;
-};
 
 struct Reading : Pieces {
   static constexpr uint64_t BYTES = 1 << 20;
   Reading(const TierKernels& t, const uint8_t* d, uint64_t n)
-      : Pieces((int64_t)((n + BYTES - 1) / BYTES)), tier(t), data(d), size(n) {}
-  void piece(int64_t index, int) override {
+      : Pieces((int64_t)((n + BYTES - 1) / BYTES), 0), tier(t), data(d), size(n) {}
+  void piece(int64_t index, uint8_t*) override {
     const uint64_t at = (uint64_t)index * BYTES;
     found.fetch_xor(tier.read(data + at, std::min(BYTES, size - at)), std::memory_order_relaxed);
   }
@@ -98,8 +45,8 @@ struct Reading : Pieces {
 };
 
 struct Ping : Pieces {
-  using Pieces::Pieces;
-  void piece(int64_t, int) override {}
+  explicit Ping(int64_t n) : Pieces(n, 0) {}
+  void piece(int64_t, uint8_t*) override {}
 };
 
 }  // namespace
@@ -167,17 +114,27 @@ ft_poller* ft_poller_new(ft_executor* executor, const ft_device_block* block) {
 void ft_poller_wake(ft_poller* poller) { poller->wake(); }
 void ft_poller_rest(ft_poller* poller, int all) { poller->rest(all != 0); }
 void ft_poller_free(ft_poller* poller) { delete poller; }
+int ft_executor_layer(ft_executor* executor, ft_moe* job, uint32_t deadline_ms) {
+  return executor->layer(*job, deadline_ms);
+}
 
 void ft_executor_free(ft_executor* executor) {
   if (executor && executor->idle(1000)) delete executor;  // else a stalled worker still reads it: let it live
 }
 
-int ft_linear(int tier, int dtype, const void* x, const void* w, const void* bias, void* y, int64_t rows,
-              int64_t n, int64_t k) {
+int ft_linear(int tier, int dtype, const void* x, const float* norm, float eps, const void* w, const void* bias,
+              const void* residual, void* y, int64_t rows, int64_t n, int64_t k) {
   const TierKernels* kernels = tier_at(tier);
   if (!kernels || dtype < FT_BF16 || dtype > FT_F32) return FT_FAILED;
   if (rows < 1 || n < 1 || k < 1) return FT_OK;
-  const LinearJob job{x, w, bias, y, rows, n, k, dtype};
+  std::vector<uint8_t> normed;
+  if (norm) {
+    normed.resize((size_t)(rows * k * (dtype == FT_F32 ? 4 : 2)));
+    const ft_norm job{x, norm, normed.data(), rows, k, eps, dtype};
+    for (int64_t row = 0; row < rows; row++) kernels->ops->norm(job, row);
+    x = normed.data();
+  }
+  const LinearJob job{x, w, bias, residual, y, rows, n, k, dtype};
   Linear(*kernels, job).run();
   return FT_OK;
 }

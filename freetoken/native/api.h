@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FT_API_VERSION 2
+#define FT_API_VERSION 4
 
 enum ft_activation { FT_SWIGLU = 0, FT_GELU = 1, FT_GELU_TANH = 2, FT_RELU = 3 };
 
@@ -62,6 +62,18 @@ FT_API ft_executor* ft_executor_new(int tier, const ft_layer* layers, int num_la
 /* Answer the request in io (see abi.h) into out. Returns ft_status; FT_FAILED after deadline_ms without an
  * end, and as long as a worker of that request still runs. */
 FT_API int ft_executor_serve(ft_executor*, const ft_io* io, float* out, uint32_t deadline_ms);
+/* All routed experts of one layer for tokens in host memory: y [tokens, H] = the routes' outputs times their
+ * weights, added in ascending order of the expert. ids ascend within a token; -1 routes nowhere. */
+typedef struct ft_moe {
+  const void* x; /* [tokens, H] of x_dtype */
+  const int32_t* ids; /* [tokens, top_k] */
+  const float* weights;
+  float* y;
+  uint32_t layer, x_dtype, tokens, top_k;
+  uint32_t visited; /* written: distinct experts */
+  uint32_t reserved;
+} ft_moe;
+FT_API int ft_executor_layer(ft_executor*, ft_moe*, uint32_t deadline_ms);
 FT_API void ft_executor_free(ft_executor*);
 
 /* A block that a device writes and a thread of ours watches (poller.h); offsets in bytes from `data`. */
@@ -76,9 +88,10 @@ FT_API void ft_poller_wake(ft_poller*);          /* a step is about to be launch
 FT_API void ft_poller_rest(ft_poller*, int all); /* a step, or all of them, are over */
 FT_API void ft_poller_free(ft_poller*); /* before the executor and the block */
 
-/* y [rows, n] = x [rows, k] w[n, k]^T + bias; all of dtype (ft_dtype), sums in float32, one rounding. */
-FT_API int ft_linear(int tier, int dtype, const void* x, const void* w, const void* bias, void* y,
-                     int64_t rows, int64_t n, int64_t k);
+/* y [rows, n] = residual + (rms_norm(x) [rows, k] w[n, k]^T + bias), rounded before and after the residual is added;
+ * all of dtype (ft_dtype) but norm, sums in float32. norm, bias and residual may be null. */
+FT_API int ft_linear(int tier, int dtype, const void* x, const float* norm, float eps, const void* w,
+                     const void* bias, const void* residual, void* y, int64_t rows, int64_t n, int64_t k);
 
 /* Read num_bytes with all threads; the returned sum keeps the reads alive. */
 FT_API uint64_t ft_read(int tier, const void* data, uint64_t num_bytes);

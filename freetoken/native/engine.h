@@ -224,8 +224,8 @@ static void run_tiles(const TileJob& job) {
 
 // --- plain rows -----------------------------------------------------------------------------------
 
-// R rows of x times C rows of plain weights, `stride` elements apart. T is the stored type.
-template <class T, F (*Convert)(const T*), int R, int C>
+// R rows of x times C rows of plain weights. T is the stored type. ADJACENT: the rows follow each other.
+template <class T, F (*Convert)(const T*), int R, int C, bool ADJACENT = false>
 FT_INLINE void plain_dots(const T* const (&rows)[C], const float* x, int64_t xs, int64_t width,
                           float (&out)[C][R]) {
   F acc[C][R];
@@ -233,8 +233,10 @@ FT_INLINE void plain_dots(const T* const (&rows)[C], const float* x, int64_t xs,
     for (int r = 0; r < R; r++) acc[c][r] = zero();
   int64_t k = 0;
   for (; k + STEP <= width; k += STEP) {
-    for (int c = 0; c < C; c++)
-      for (int b = 0; b < STEP * (int)sizeof(T); b += 64) FT_PREFETCH((const char*)(rows[c] + k) + AHEAD + b);
+    for (int c = 0; c < C; c++) {
+      const char* ahead = (const char*)(ADJACENT ? rows[0] + C * k + c * STEP : rows[c] + k) + AHEAD;
+      for (int b = 0; b < STEP * (int)sizeof(T); b += 64) FT_PREFETCH(ahead + b);
+    }
     for (int v = 0; v < STEP; v += W)
       for (int c = 0; c < C; c++) {
         F weight = Convert(rows[c] + k + v);

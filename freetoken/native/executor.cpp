@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pieces.h"
+
 namespace ft {
 
 namespace {
-constexpr uint64_t CHUNK_BYTES = 128 << 10;    // what is worth a ticket
+constexpr uint64_t CHUNK_BYTES = 512 << 10;    // what is worth a ticket: a chunk starts with nothing prefetched
 constexpr uint32_t MOST_CHUNKS = 64, FEW_CHUNKS = 8, FEW_ROWS = 4;
 constexpr size_t WAVE_FLOATS = 16 << 20;       // partials held at a time: 64 MiB
 constexpr int64_t SLAB = 512;                  // floats that one ticket adds up
@@ -106,16 +108,15 @@ void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t s
     wave.slabs.push_back({owner, at, std::min(SLAB, count - at)});
 }
 
-void Executor::add_item(const ft_io& io, const ft_layer& layer, const ft_item& item, float* out, size_t& used) {
-  const uint8_t* base = (const uint8_t*)&io;
+void Executor::add_item(const Input& in, const ft_layer& layer, const ft_item& item, float* out, size_t& used) {
   const uint64_t local = (uint64_t)item.expert % layer.num_experts;
   TileJob job{};
   job.layer = &layer;
   job.record = item.source ? (const uint8_t*)item.source
                            : (const uint8_t*)layer.records + local * layer.record_bytes;
-  job.x = base + io.layout.x_offset;
-  job.x_dtype = (int)io.layout.x_dtype;
-  const int32_t* rows = (const int32_t*)(base + io.layout.rows_offset) + item.first_row;
+  job.x = in.x;
+  job.x_dtype = in.x_dtype;
+  const int32_t* rows = in.rows + item.first_row;
   const int64_t hidden = layer.hidden;
   const uint32_t step = chunk_tiles(layer, (uint32_t)item.num_rows);
   for (int at = 0; at < item.num_rows; at += FT_ROWS) {
@@ -161,33 +162,96 @@ bool Executor::run_wave(uint32_t deadline_ms) {
   return done && !wave.abandoned.load();
 }
 
-int Executor::serve(const ft_io& io, float* out, uint32_t deadline_ms) {
-  if (!idle(deadline_ms)) return FT_FAILED;
-  const uint8_t* base = (const uint8_t*)&io;
+int Executor::run(const Input& in, const ft_layer& layer, const ft_item* items, uint32_t num_items, float* out,
+                  uint32_t deadline_ms) {
   Wave& wave = *job_;
-  const auto* poison = (const std::atomic<uint32_t>*)&io.poison.word;
-  if (poison->load(std::memory_order_acquire)) return FT_POISONED;
-  if (io.layout.magic != FT_ABI_MAGIC || io.layout.version != FT_ABI_VERSION) return FT_FAILED;
-  if (io.request.layer >= layers_.size()) return FT_FAILED;
-  const ft_layer& layer = layers_[io.request.layer];
-  const ft_item* items = (const ft_item*)(base + io.layout.items_offset);
-  whole_sums_ = io.request.whole_sums != 0;
   wave.kernels = &kernels_;
-  wave.poison = poison;
+  wave.poison = in.poison;
   wave.scratch = scratch_bytes(layer.hidden, layer.tile_width);
-  for (uint32_t i = 0; i < io.request.num_items;) {
+  for (uint32_t i = 0; i < num_items;) {
     size_t parts = 0, used = 0;
     uint32_t end = i;
     do parts += parts_of(layer, items[end]);
-    while (++end < io.request.num_items && parts + parts_of(layer, items[end]) <= WAVE_FLOATS);
+    while (++end < num_items && parts + parts_of(layer, items[end]) <= WAVE_FLOATS);
     if (wave.parts.size() < parts) wave.parts = std::vector<float>(parts);
     wave.chunks.clear();
     wave.blocks.clear();
     wave.slabs.clear();
-    for (; i < end; i++) add_item(io, layer, items[i], out, used);
-    if (!run_wave(deadline_ms)) return poison->load() ? FT_POISONED : FT_FAILED;
+    for (; i < end; i++) add_item(in, layer, items[i], out, used);
+    if (!run_wave(deadline_ms)) return in.poison->load() ? FT_POISONED : FT_FAILED;
   }
   return FT_OK;
+}
+
+int Executor::serve(const ft_io& io, float* out, uint32_t deadline_ms) {
+  if (!idle(deadline_ms)) return FT_FAILED;
+  const uint8_t* base = (const uint8_t*)&io;
+  const auto* poison = (const std::atomic<uint32_t>*)&io.poison.word;
+  if (poison->load(std::memory_order_acquire)) return FT_POISONED;
+  if (io.layout.magic != FT_ABI_MAGIC || io.layout.version != FT_ABI_VERSION) return FT_FAILED;
+  if (io.request.layer >= layers_.size()) return FT_FAILED;
+  const Input in{base + io.layout.x_offset, (int)io.layout.x_dtype,
+                 (const int32_t*)(base + io.layout.rows_offset), poison};
+  const ft_item* items = (const ft_item*)(base + io.layout.items_offset);
+  whole_sums_ = io.request.whole_sums != 0;
+  return run(in, layers_[io.request.layer], items, io.request.num_items, out, deadline_ms);
+}
+
+// --- a whole layer ----------------------------------------------------------------------------------
+
+// Counting sort: experts ascending, rows ascending within each.
+void Executor::sort_routes(const ft_moe& job, const ft_layer& layer) {
+  const int64_t routes = (int64_t)job.tokens * job.top_k;
+  Routes& r = routes_;
+  r.counts.assign(layer.num_experts + 1, 0);
+  for (int64_t i = 0; i < routes; i++)
+    if (job.ids[i] >= 0) r.counts[job.ids[i] + 1]++;
+  r.items.clear();
+  for (uint32_t e = 0; e < layer.num_experts; e++) {
+    const int32_t first = r.counts[e], rows = r.counts[e + 1];
+    r.counts[e + 1] += first;
+    if (rows) r.items.push_back({(int32_t)e, 0, (int32_t)layer.num_tiles, first, rows, first, 0});
+  }
+  r.rows.resize(r.counts.back());
+  r.places.resize(routes);
+  for (int64_t i = 0; i < routes; i++) {
+    r.places[i] = job.ids[i] < 0 ? -1 : r.counts[job.ids[i]]++;
+    if (job.ids[i] >= 0) r.rows[r.places[i]] = (int32_t)(i / job.top_k);
+  }
+}
+
+struct Combine : Pieces {
+  Combine(const TierKernels& t, const ft_moe& j, const int32_t* p, const float* o, int64_t h)
+      : Pieces(j.tokens, 0), tier(t), job(j), places(p), outputs(o), hidden(h) {}
+  void piece(int64_t token, uint8_t*) override {
+    const int64_t at = token * job.top_k;
+    tier.combine(job.y + token * hidden, outputs, places + at, job.weights + at, job.top_k, hidden);
+  }
+  const TierKernels& tier;
+  const ft_moe& job;
+  const int32_t* places;
+  const float* outputs;
+  int64_t hidden;
+};
+
+int Executor::layer(ft_moe& job, uint32_t deadline_ms) {
+  static const std::atomic<uint32_t> never{0};
+  if (job.layer >= layers_.size() || !idle(deadline_ms)) return FT_FAILED;
+  const ft_layer& layer = layers_[job.layer];
+  for (int64_t i = 0; i < (int64_t)job.tokens * job.top_k; i++)
+    if (job.ids[i] >= (int32_t)layer.num_experts) return FT_FAILED;
+  sort_routes(job, layer);
+  job.visited = (uint32_t)routes_.items.size();
+  const size_t floats = routes_.rows.size() * layer.hidden;
+  if (outputs_.size() < floats) outputs_ = std::vector<float>(floats);
+  const Input in{job.x, (int)job.x_dtype, routes_.rows.data(), &never};
+  whole_sums_ = false;
+  const int status = run(in, layer, routes_.items.data(), (uint32_t)routes_.items.size(), outputs_.data(), deadline_ms);
+  if (status == FT_OK) {
+    Combine last(kernels_, job, routes_.places.data(), outputs_.data(), layer.hidden);
+    last.run(floats < (64 << 10));
+  }
+  return status;
 }
 
 bool Executor::idle(uint32_t deadline_ms) {

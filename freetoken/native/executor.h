@@ -23,6 +23,8 @@ class Executor {
       : kernels_(kernels), layers_(layers, layers + num_layers), job_(std::make_shared<Wave>()) {}
 
   int serve(const ft_io& io, float* out, uint32_t deadline_ms);
+  // A whole layer in host memory (ft_executor_layer): rows by expert, items, sums, then the weighted routes.
+  int layer(ft_moe& job, uint32_t deadline_ms);
   // False if a worker is still inside; the object must then live on.
   bool idle(uint32_t deadline_ms);
 
@@ -62,7 +64,23 @@ class Executor {
     std::vector<float> parts;
   };
 
-  void add_item(const ft_io& io, const ft_layer& layer, const ft_item& item, float* out, size_t& used);
+  // Where a request's numbers lie.
+  struct Input {
+    const void* x;
+    int x_dtype;
+    const int32_t* rows;
+    const std::atomic<uint32_t>* poison;
+  };
+  // A layer's routes by expert: an item and its rows for each expert that any token visits.
+  struct Routes {
+    std::vector<ft_item> items;
+    std::vector<int32_t> rows, counts, places;  // places: row of the output of each route, -1 = none
+  };
+
+  int run(const Input& in, const ft_layer& layer, const ft_item* items, uint32_t num_items, float* out,
+          uint32_t deadline_ms);
+  void sort_routes(const ft_moe& job, const ft_layer& layer);
+  void add_item(const Input& in, const ft_layer& layer, const ft_item& item, float* out, size_t& used);
   void add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out, size_t& used);
   size_t parts_of(const ft_layer& layer, const ft_item& item) const;
   bool run_wave(uint32_t deadline_ms);
@@ -71,6 +89,8 @@ class Executor {
   std::vector<ft_layer> layers_;
   std::shared_ptr<Wave> job_;
   bool whole_sums_ = false;
+  Routes routes_;
+  std::vector<float> outputs_;
   bool stuck_ = false;  // a worker was still inside when a request was given up
 };
 

@@ -78,6 +78,10 @@ const std::vector<const TierKernels*>& tiers() {
   return found;
 }
 
+const TierKernels* tier_at(int index) {
+  return index >= 0 && index < (int)tiers().size() ? tiers()[index] : nullptr;
+}
+
 std::string tier_names() {
   std::string names;
   for (const TierKernels* tier : tiers()) {

@@ -10,5 +10,7 @@ namespace ft {
 // Slowest first. The last is the default.
 const std::vector<const TierKernels*>& tiers();
 std::string tier_names();
+// Null if there is none of that index.
+const TierKernels* tier_at(int index);
 
 }  // namespace ft

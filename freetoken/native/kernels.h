@@ -27,21 +27,29 @@ struct TileFormat {
   uint64_t (*tile_bytes)(uint32_t tile_width, uint32_t hidden);  // 0: that shape can't be
 };
 
-// Rows [first, last) of w, times all rows of x.
+// Rows [first, last) of w, times all rows of x; bias and residual may be null.
 struct LinearJob {
-  const void *x, *w, *bias;
+  const void *x, *w, *bias, *residual;
   void* y;
   int64_t rows, n, k;
   int dtype;
 };
+
+struct TierOps;  // ops.h
 
 struct TierKernels {
   const char* name;
   const TileFormat* const* formats;
   // total[i] = parts[0][i] + parts[1][i] + ..., one after the other; parts lie `stride` floats apart
   void (*sum)(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count);
+  // y[i] = sum over routes, one after the other, of weights[r] rows[places[r]][i]; places < 0 add nothing
+  void (*combine)(float* y, const float* rows, const int32_t* places, const float* weights, int64_t routes,
+                  int64_t count);
   void (*linear)(const LinearJob& job, int64_t first, int64_t last, uint8_t* scratch);
   uint64_t (*read)(const void* data, uint64_t num_bytes);
+  const TierOps* ops;
+  // `width` numbers of dtype from element `at` on, as floats
+  void (*widen)(const void* x, int dtype, int64_t at, int64_t width, float* out);
 };
 
 inline uint64_t ft_align(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }

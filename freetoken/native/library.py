@@ -14,10 +14,11 @@ from pathlib import Path
 from freetoken.core import env
 from freetoken.core.errors import ConfigError, nearest
 from freetoken.core.log import logger
+from freetoken.native import ops
 from freetoken.native.topology import default_threads, worker_cpus
 
 _log = logger("native")
-API_VERSION = 2
+API_VERSION = 4
 OFF = "off"
 SWIGLU, GELU, GELU_TANH, RELU = range(4)
 _U32, _U64, _I64, _F32, _PTR = (
@@ -27,6 +28,10 @@ _U32, _U64, _I64, _F32, _PTR = (
     ctypes.c_float,
     ctypes.c_void_p,
 )
+
+
+LinearJob = tuple[int, int, int, float, int, int, int, int]
+"""dtype, then x, norm, eps, weights, bias, residual and y; 0 = without."""
 
 
 class Layer(ctypes.Structure):
@@ -68,6 +73,23 @@ class DeviceBlock(ctypes.Structure):
     ]
 
 
+class Moe(ctypes.Structure):
+    """`ft_moe`: the routed experts of one layer for some tokens."""
+
+    _fields_ = [
+        ("x", _PTR),
+        ("ids", _PTR),
+        ("weights", _PTR),
+        ("y", _PTR),
+        ("layer", _U32),
+        ("x_dtype", _U32),
+        ("tokens", _U32),
+        ("top_k", _U32),
+        ("visited", _U32),
+        ("reserved", _U32),
+    ]
+
+
 class Library:
     """The loaded library with one tier chosen. Every call releases the interpreter's lock."""
 
@@ -85,6 +107,8 @@ class Library:
                 hint=nearest(wanted, self.tiers),
             )
         self.tier = wanted or self.tiers[-1]
+        self._at = self.tiers.index(self.tier)
+        self._jobs = {job: getattr(self._lib, name) for job, name in ops.JOBS.items()}
         self._started = False
 
     @property
@@ -112,6 +136,10 @@ class Library:
         """Answer the request in the IO block at `io`; a status of abi.h."""
         return int(self._lib.ft_executor_serve(executor, io, out, deadline_ms))
 
+    def run_layer(self, executor: int, job: Moe, deadline_ms: int) -> int:
+        """Compute all routed experts of a layer; a status of abi.h."""
+        return int(self._lib.ft_executor_layer(executor, ctypes.byref(job), deadline_ms))
+
     def free_executor(self, executor: int) -> None:
         self._lib.ft_executor_free(executor)
 
@@ -128,11 +156,21 @@ class Library:
     def free_poller(self, poller: int) -> None:
         self._lib.ft_poller_free(poller)
 
-    def linear(self, dtype: int, x: int, w: int, bias: int, y: int, shape: tuple[int, int, int]) -> None:
-        """y = x w^T + bias; shape is (rows, n, k). Nobody having said how many, the default threads."""
+    def linear(self, job: LinearJob, shape: tuple[int, int, int]) -> None:
+        """y = residual + (rms_norm(x) w^T + bias); shape is (rows, n, k)."""
+        self._ready()
+        self._lib.ft_linear(self._at, *job, *shape)
+
+    def run(self, job: ctypes.Structure) -> None:
+        """Run a job of native/ops.py. IndexError if a position lies beyond its table."""
+        self._ready()
+        if self._jobs[type(job)](self._at, ctypes.byref(job)):
+            raise IndexError("a position lies beyond the table of angles or pages")
+
+    def _ready(self) -> None:
+        """Nobody having said how many threads, the default ones."""
         if not self._started:
             self.start(default_threads())
-        self._lib.ft_linear(self._index(""), dtype, x, w, bias, y, *shape)
 
     def unblock(self, blocks: object, rows: tuple[int, int, int, int], streams: object, down: bool) -> bool:
         """Cut GGUF blocks into a tile's streams (native/unblock.py); False if a factor isn't a number."""
@@ -193,9 +231,10 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_poller_wake": (None, [_PTR]),
         "ft_poller_rest": (None, [_PTR, c_int]),
         "ft_poller_free": (None, [_PTR]),
-        "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
         "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
+        "ft_executor_layer": (c_int, [_PTR, ctypes.POINTER(Moe), _U32]),
+        "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _F32, *[_PTR] * 4, *[_I64] * 3]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),
         "ft_crc32": (_U32, [_U32, _PTR, _U64]),
@@ -205,6 +244,7 @@ def _declare(lib: ctypes.CDLL) -> None:
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
+    ops.declare(lib)
 
 
 def file_name() -> str:

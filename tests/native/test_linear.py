@@ -27,7 +27,8 @@ def test_a_product_is_within_its_bound_of_float64(tier, dtype, rows, n, k, biase
     bias = drawn(n, dtype=dtype, seed=2) if biased else None
     y = torch.full((rows, n), float("nan"), dtype=dtype)
     code, tiers = CODES[dtype], lib().tiers
-    at = (x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(), rows, n, k)
+    given = 0 if bias is None else bias.data_ptr()
+    at = (x.data_ptr(), 0, 0.0, w.data_ptr(), given, 0, y.data_ptr(), rows, n, k)
     assert lib()._lib.ft_linear(tiers.index(tier), code, *at) == 0
     want = x.double() @ w.double().t() + (0 if bias is None else bias.double())
     size = x.double().abs() @ w.double().abs().t() + (0 if bias is None else bias.double().abs())
@@ -48,9 +49,17 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_on_any_threads(dtype):
     lib().start(2)
 
 
+def test_large_weights_move_to_pages_of_their_own_and_stay_what_they_are():
+    w = drawn(2100, 1024)
+    placed = native.place(w)
+    assert torch.equal(placed, w) and placed.data_ptr() % (2 << 20) == 0 and placed.is_contiguous()
+    small = drawn(16, 16)
+    assert native.place(small) is small
+
+
 def test_few_rows_go_to_the_library_and_the_rest_to_torch(monkeypatch):
     calls = []
-    monkeypatch.setattr(native, "_call", lambda *a: calls.append(a) or reference.linear(*a[1:4]))
+    monkeypatch.setattr(native, "call", lambda *a, **_: calls.append(a) or reference.linear(*a[1:4]))
     w = drawn(256, 256)
     assert linear(drawn(2, 8, 256), w).shape == (2, 8, 256) and len(calls) == 1
     linear(drawn(17, 256), w)

@@ -1,11 +1,19 @@
-"""Every routed expert is computed by the host executor, in place: the device holds none."""
+"""Every routed expert is computed by the host executor, in place: the device holds none.
+
+Where the device's memory is the host's, the native library takes a layer whole; else the work list goes
+through the page that device and host share.
+"""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
-from freetoken.core.interfaces import ExpertBackend
+from freetoken.core.interfaces import ExpertBackend, Routing
 from freetoken.experts.backends._base import BaseBackend
 from freetoken.experts.host_branch import HostBranch, HostJob
+from freetoken.experts.native_executor import NativeExecutor, native_layers
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
 
@@ -18,19 +26,46 @@ class CpuBackend(BaseBackend):
         self._host = HostBranch(setup)
 
     def _start(self, work: LayerWork) -> None:
-        num = len(work.plan.experts)
-        tiles = num * work.layout.num_tiles
-        self._host.start(work, [HostJob(i, 0) for i in range(num)])
-        self.stats.misses += num
+        self._host.start(work, [HostJob(i, 0) for i in range(len(work.plan.experts))])
+        self._count(work.layer, len(work.plan.experts))
+
+    def _count(self, layer: int, experts: int) -> None:
+        one = self.bank.layouts[layer]
+        tiles = experts * one.num_tiles
+        self.stats.misses += experts
         self.stats.missing_tiles += tiles
         self.stats.cpu_tiles += tiles
-        self.stats.host_bytes += tiles * work.layout.tile_bytes
+        self.stats.host_bytes += tiles * one.tile_bytes
 
     def _complete(self, work: LayerWork) -> None:
         self._host.complete(work)
 
     def close(self) -> None:
         self._host.close()
+
+
+class WholeLayers(CpuBackend):
+    """One native call a layer, done when `begin` returns."""
+
+    def __init__(self, setup: ExpertSetup, executor: NativeExecutor) -> None:
+        BaseBackend.__init__(self, setup)
+        self._executor = executor
+        self._y: Tensor | None = None
+
+    def begin(self, layer: int, x: Tensor, routing: Routing, batch: Batch | None) -> None:
+        if self.on_routing is not None:
+            self.on_routing(layer, routing.ids)
+        self._y, experts = self._executor.run_layer(layer, x, routing)
+        self.stats.requests += experts
+        self._count(layer, experts)
+
+    def finish(self, layer: int) -> Tensor:
+        y, self._y = self._y, None
+        assert y is not None
+        return y
+
+    def close(self) -> None:
+        self._executor.close()
 
 
 def create(setup: ExpertSetup) -> ExpertBackend:
@@ -41,4 +76,6 @@ def create(setup: ExpertSetup) -> ExpertBackend:
             hint="Use --moe-backend hybrid, or --device cpu.",
             param="moe_backend",
         )
+    if setup.device.in_host_memory and not setup.bank.phantom and (layers := native_layers(setup)):
+        return WholeLayers(setup, NativeExecutor(setup.bank, layers, setup.threads))
     return CpuBackend(setup)

@@ -25,9 +25,9 @@ from types import ModuleType
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.attention import reference, triton
+from freetoken.kernels.attention import native, reference, triton
 
-MAKERS = (reference, triton)
+MAKERS = (reference, native, triton)
 
 
 def _maker(q: Tensor, pages: Tensor) -> ModuleType:

@@ -12,6 +12,7 @@ and rms_norm(out) * silu(z); float32 throughout, rounded once at the end.
     gates(inputs, layer) -> g, beta float32 [B, Hv]
     gated_norm(out, inputs, layer) -> [B, Hv * Dv]      out float32 [B, Hv, Dv]
 are its first and last part, for those who scan many tokens between.
+    delta_decode_exact(..)  the same by the steps of exact mode
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.delta_decode import reference, triton
+from freetoken.kernels.delta_decode import native, reference, triton
 
-MAKERS = (reference, triton)
+MAKERS = (reference, native, triton)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ def delta_decode(
     maker = choose(MAKERS, delta.device.type)
     out: Tensor = maker.delta_decode(inputs, layer, conv, delta, state_ids, fresh)
     return out
+
+
+def delta_decode_exact(
+    inputs: Inputs, layer: Layer, conv: Tensor, delta: Tensor, state_ids: Tensor, fresh: Tensor
+) -> Tensor:
+    return reference.delta_decode(inputs, layer, conv, delta, state_ids, fresh)
 
 
 def gates(inputs: Inputs, layer: Layer) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@
     linear_add(x, weight, bias, residual)   residual [.., N] + the same, both rounded
     linear_exact(x, weight, bias)   x [R, K] -> float32 [R, N]; a row's result depends on that row alone
 
+    place(weight)                   the weight where products read it fastest: itself, or a copy
+
 Neither mutates nor syncs.
 """
 
@@ -30,4 +32,9 @@ def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     out: Tensor = choose(MAKERS, x.device.type).linear_add(x, weight, bias, residual)
+    return out
+
+
+def place(weight: Tensor) -> Tensor:
+    out: Tensor = choose(MAKERS, weight.device.type).place(weight)
     return out

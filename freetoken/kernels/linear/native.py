@@ -1,7 +1,8 @@
 """Linear for a few rows of 16-bit numbers by the native library: as fast as memory gives the weights.
 
 Many rows, other types and small matrices go to torch, which is as good there. A row's bits don't depend
-on the rows beside it as long as all of them come this way.
+on the rows beside it as long as all of them come this way. A norm before and a residual after are part
+of the same call.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freetoken.kernels._native import on_huge_pages
 from freetoken.kernels.linear import reference
 from freetoken.native.library import Library, library
 
@@ -22,34 +24,55 @@ def supports(device_type: str) -> bool:
     return device_type == "cpu" and library() is not None
 
 
+def takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if the library computes this product."""
+    return (
+        0 < x.shape[:-1].numel() <= MOST_ROWS
+        and weight.numel() >= LEAST_WEIGHTS
+        and weight.dtype in _DTYPES
+        and x.dtype == weight.dtype
+        and weight.is_contiguous()
+        and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
+    )
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     lib = library()
-    rows = x.shape[:-1].numel()
-    if (
-        lib is None
-        or not 0 < rows <= MOST_ROWS
-        or weight.numel() < LEAST_WEIGHTS
-        or weight.dtype not in _DTYPES
-        or x.dtype != weight.dtype
-        or not weight.is_contiguous()
-        or (bias is not None and not (bias.dtype == x.dtype and bias.is_contiguous()))
-    ):
+    if lib is None or not takes(x, weight, bias):
         return reference.linear(x, weight, bias)
-    return _call(lib, x, weight, bias, rows)
-
-
-def _call(lib: Library, x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    n, k = weight.shape
-    x = x.contiguous()
-    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
-    given = 0 if bias is None else bias.data_ptr()
-    lib.linear(_DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), given, y.data_ptr(), (rows, n, k))
-    return y
+    return call(lib, x, weight, bias)
 
 
 def linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-    return residual + linear(x, weight, bias)
+    lib = library()
+    if lib is None or not takes(x, weight, bias) or residual.dtype != x.dtype:
+        return residual + linear(x, weight, bias)
+    return call(lib, x, weight, bias, residual=residual.contiguous())
 
 
 def linear_exact(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return reference.linear_exact(x, weight, bias)
+
+
+def place(weight: Tensor) -> Tensor:
+    return on_huge_pages(weight)
+
+
+def call(
+    lib: Library,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + linear(rms_norm(x)); what is None is left out. Everything contiguous, as `takes` says."""
+    n, k = weight.shape
+    x = x.contiguous()
+    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+    scale, eps = (norm[0].data_ptr(), norm[1]) if norm else (0, 0.0)
+    given, added = (0 if t is None else t.data_ptr() for t in (bias, residual))
+    job = (_DTYPES[x.dtype], x.data_ptr(), scale, eps, weight.data_ptr(), given, added, y.data_ptr())
+    lib.linear(job, (x.shape[:-1].numel(), n, k))
+    return y

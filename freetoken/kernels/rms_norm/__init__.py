@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.rms_norm import reference, triton
+from freetoken.kernels.rms_norm import native, reference, triton
 
-MAKERS = (reference, triton)
+MAKERS = (reference, native, triton)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

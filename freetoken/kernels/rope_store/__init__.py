@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.rope_store import reference, triton
+from freetoken.kernels.rope_store import native, reference, triton
 
-MAKERS = (reference, triton)
+MAKERS = (reference, native, triton)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels._choose import choose
-from freetoken.kernels.router import reference, triton
+from freetoken.kernels.router import native, reference, triton
 
-MAKERS = (reference, triton)
+MAKERS = (reference, native, triton)
 
 
 def route(

@@ -1,0 +1,69 @@
+// Pieces [0, count) of something, taken one by one by the pool's threads, or all by the caller if the pool is
+// taken or the work too small to share. Which thread takes a piece never changes its result.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace ft {
+
+struct Pieces : Job {
+  Pieces(int64_t n, size_t scratch_bytes) : count(n), scratch(scratch_bytes) {}
+  virtual void piece(int64_t index, uint8_t* memory) = 0;
+
+  void work(int worker) override {
+    uint8_t* memory = nullptr;
+    if (!pooled) {
+      own.resize(scratch + 64);
+      memory = (uint8_t*)ft_align((uint64_t)own.data(), 64);
+    }
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      if (!memory) memory = Pool::instance().scratch(worker, scratch);
+      const bool faulty = pooled && Pool::instance().has_faults();
+      const uint64_t began = faulty ? now_ns() : 0;
+      piece(i, memory);
+      if (faulty) Pool::instance().suffer(worker, now_ns() - began);
+    }
+  }
+  // `small`: not worth waking anybody.
+  void run(bool small = false) {
+    Pool& pool = Pool::instance();
+    if (!small && count > 1 && pool.threads() > 1 && pool.acquire()) {
+      pooled = true;
+      if (!pool.run(*this, 1000))
+        while (!pool.quiet(1000)) {
+        }
+      pool.release();
+    } else {
+      work(0);
+    }
+  }
+
+  int64_t count;
+  size_t scratch;
+  bool pooled = false;
+  std::atomic<int64_t> next{0};
+  std::vector<uint8_t> own;
+};
+
+// A dense product, cut into runs of weight rows.
+struct Linear : Pieces {
+  static constexpr int64_t BYTES = 128 << 10;
+  Linear(const TierKernels& t, const LinearJob& j) : Pieces(0, 0), tier(t), job(j) {
+    const int64_t row = job.k * (job.dtype == FT_F32 ? 4 : 2);
+    step = std::max<int64_t>(2, BYTES / std::max<int64_t>(row, 1) / 2 * 2);
+    count = (job.n + step - 1) / step;
+    scratch = (size_t)(job.rows * (ft_align(job.k, 256) * 9 / 8 + 64 + step) * 4 + 4096);
+  }
+  void piece(int64_t index, uint8_t* memory) override {
+    tier.linear(job, index * step, std::min(job.n, (index + 1) * step), memory);
+  }
+  const TierKernels& tier;
+  const LinearJob& job;
+  int64_t step = 0;
+};
+
+}  // namespace ft
