@@ -55,6 +55,9 @@ class WholeLayers(CpuBackend):
     def begin(self, layer: int, x: Tensor, routing: Routing, batch: Batch | None) -> None:
         if self.on_routing is not None:
             self.on_routing(layer, routing.ids)
+        if not self.bank.arrivals.complete:
+            first = layer * self.bank.num_experts
+            self.bank.require([first + int(e) for e in routing.ids.unique() if e >= 0])
         self._y, experts = self._executor.run_layer(layer, x, routing)
         self.stats.requests += experts
         self._count(layer, experts)
