@@ -18,7 +18,7 @@ from scripted_llm import Asked, ScriptedLLM, finish
 
 from freetoken.api import ports, server
 from freetoken.chat.events import Event, TextDelta
-from freetoken.core.generate import Timing
+from freetoken.core.generate import PrefixReport, Timing
 from freetoken.core.options import Options
 
 
@@ -29,6 +29,7 @@ class Stamped:
 
     def __init__(self, llm: StampLLM, tokens: int) -> None:
         self.llm, self.left, self.timing = llm, tokens, Timing()
+        self.reuse = PrefixReport(prompt=self.prompt_tokens)
         self.events: deque[Event] = deque()
         self.ready: asyncio.Event | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
