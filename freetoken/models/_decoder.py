@@ -186,10 +186,10 @@ class Decoder(Model):
 
     def add_experts(self, layer: int, h: Tensor, x: Tensor, experts: ExpertBackend) -> Tensor:
         expert, moe_layer = self._mlps[layer], self.config.moe_layer_of[layer]
+        self._device.charge(*cost.shared_expert(self.config, x.shape[0]))
         if not isinstance(expert, SharedExpert):
             return experts.add(moe_layer, h)
         shared = expert(x)  # while the host and the link are busy
-        self._device.charge(*cost.shared_expert(self.config, x.shape[0]))
         return add_routed(h, experts.finish(moe_layer), shared)
 
     def dense(self, layer: int, h: Tensor) -> Tensor:

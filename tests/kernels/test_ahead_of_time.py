@@ -25,13 +25,16 @@ def makers() -> list[str]:
     return sorted(f"{PACKAGE}.{path.parent.name}.triton" for path in root.glob("*/triton.py"))
 
 
-def check(specimen, card) -> int:
+def check(maker, specimen, card) -> int:
+    """maker.SPILLS names kernels that may spill more, and says why."""
+    allowed = vars(maker).get("SPILLS", {})
     launches = specimen(card)
     for launch in launches:
         made = compile_for(launch, card)
         what = f"{launch.kernel.__name__} {dict(launch.consts)} on sm_{card.arch}"
         assert made.shared <= card.shared_bytes, f"{what}: {made.shared} bytes of shared memory"
-        assert made.spilled <= SPILL_BYTES, f"{what}: {made.spilled} bytes spilled"
+        most = allowed.get(launch.kernel.__name__, SPILL_BYTES)
+        assert made.spilled <= most, f"{what}: {made.spilled} bytes spilled"
         assert card.arch >= 89 or ".e4m3" not in made.ptx, f"{what}: an instruction of sm_89"
     return len(launches)
 
@@ -42,8 +45,9 @@ def test_cards_of_consumers_have_no_more_than_their_shared_memory() -> None:
 
 @pytest.mark.parametrize("maker", makers())
 def test_each_specimen_compiles_for_an_architecture(maker: str) -> None:
-    specimens = list(importlib.import_module(maker).specimens(torch.bfloat16))
-    assert sum(check(one, CARDS[(i + len(maker)) % len(CARDS)]) for i, one in enumerate(specimens))
+    module = importlib.import_module(maker)
+    specimens = list(module.specimens(torch.bfloat16))
+    assert sum(check(module, one, CARDS[(i + len(maker)) % len(CARDS)]) for i, one in enumerate(specimens))
 
 
 @pytest.mark.soak
@@ -52,5 +56,6 @@ def test_each_specimen_compiles_for_an_architecture(maker: str) -> None:
 @pytest.mark.parametrize("card", CARDS, ids=lambda c: f"sm_{c.arch}")
 @pytest.mark.parametrize("maker", makers())
 def test_all_specimens_compile_for_all_architectures(maker: str, card, dtype: torch.dtype) -> None:
-    for specimen in importlib.import_module(maker).specimens(dtype):
-        check(specimen, card)
+    module = importlib.import_module(maker)
+    for specimen in module.specimens(dtype):
+        check(module, specimen, card)

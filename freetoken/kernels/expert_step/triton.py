@@ -16,6 +16,8 @@ from freetoken.kernels.expert_step._types import Call, Io, Place, Table
 RANK = 20
 KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 AGE_BLOCK = 1024
+SPILLS = {"look_up": 256}
+"""Bytes a thread may spill: comparing all pairs of 256 experts doesn't fit its registers."""
 VECTOR_ROWS = 16
 """Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
 
