@@ -228,7 +228,7 @@ def test_a_damaged_generation_config_is_refused_by_name(line, tmp_path):
 def test_a_device_that_is_not_there_is_told_what_is(wishes):
     with pytest.raises(ConfigError) as e:
         LLM(Options(**wishes)).load()
-    assert "--device sim" in e.value.hint
+    assert "sim" in str(e.value)
 
 
 @pytest.mark.parametrize("depth", [20, 500, 900, 985])
