@@ -27,7 +27,8 @@ class Int4(LevelFormat):
         self.levels = tuple(range(16)) if zeros else tuple(range(-8, 8))
         zero = (Part("zero", torch.uint8, group),) if zeros else ()
         whole = ("d", "whole")
-        self.meaning = Meaning("uint", whole, (*whole, "zero")) if zeros else Meaning("uint", whole, zero=8)
+        # Devices multiply at most two numbers into what is subtracted; a zero's would be three.
+        self.meaning = None if zeros else Meaning("uint", whole, zero=8)
         self.parts = (Part("d", torch.float16, group), *zero, Part("whole", torch.float32, 0))
 
     def steps(self, coded: CodedMatrix) -> tuple[Tensor, Tensor | None]:
