@@ -1,8 +1,7 @@
 """An NVIDIA GPU: torch's streams and events, an arena over the driver's virtual memory, pinned host memory.
 
 Picks the card, states what is too old, measures the link once. `compute` is the stream that torch is on.
-The process's whole device memory stays within `memory_bytes`: what torch and the driver take beside the
-pools is measured and counted.
+Pools, torch's own memory and a guess at the driver's share are kept within `memory_bytes`.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ _log = logger("cuda")
 FLOOR = (8, 0)
 """Least compute capability: bfloat16 products."""
 PROBE_BYTES = 64 * MIB
+CONTEXT_BYTES = 512 * MIB
+"""What the driver takes of this process's share: contexts and code. A guess, not measured."""
 _BANDWIDTH = {(8, 0): 1.5e12, (9, 0): 3.9e12, (10, 0): 7e12}
 _FLOPS = {(8, 0): 250e12, (9, 0): 600e12, (10, 0): 1200e12}
 
@@ -85,8 +86,7 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self.capability = torch.cuda.get_device_capability(index)
-        free, total = torch.cuda.mem_get_info(index)
-        self._overhead = total - free
+        _, total = torch.cuda.mem_get_info(index)
         self.memory_bytes = min(memory_bytes or total, total)
         self.faults = Faults()
         self.clock = WallClock()
@@ -128,11 +128,7 @@ class CudaDevice(Device):
         free, _ = torch.cuda.mem_get_info(self.index)
         reusable = torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
         others = torch.cuda.memory_allocated(self.index)
-        return max(0, min(free + reusable, self._ledger.free_bytes - others - self._context_bytes()))
-
-    def _context_bytes(self) -> int:
-        """The driver's own share of this process: contexts and code."""
-        return 512 * MIB
+        return max(0, min(free + reusable, self._ledger.free_bytes - others - CONTEXT_BYTES))
 
     def pin(self, buffer: Tensor) -> int:
         """Lock host memory in place; returns its device address, 0 if the system refuses."""

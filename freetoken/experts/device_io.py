@@ -1,6 +1,6 @@
 """The block that a device writes and the host's poller answers: one allocation, locked, seen by both.
 
-    0     unused     64  request: sequence, layer, num_items, T, top_k     128  reply: done, status, ...
+    0     unused     64  request: sequence, layer, num_items, T, top_k     128  reply: done, status, sums
     192   poison     256 items int32 [E, 4], ids int32 [T, k], x [T, H], out float32 [2 T k, H]
 
 Each region starts at a line. `native/poller.h` holds the same map and the ordering argument.

@@ -48,7 +48,6 @@ class DeviceStream:
         self._device: Device = setup.device
         self._activation = setup.config.moe.activation
         self._copy = self._device.stream("prefill")
-        self._ring: list[list[int]] = []
         self._freed: deque[tuple[list[int], Event | None]] = deque()
         self._ahead: deque[Group] = deque()
         self._next = (0, 0)

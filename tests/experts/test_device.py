@@ -135,3 +135,23 @@ def test_slots_can_be_taken_away_and_given_back_between_steps() -> None:
         assert torch.equal(table.slot_of[owner[held].long()], held.nonzero().flatten().int())
     for mine, theirs in zip(outs, whole, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@needs_native
+def test_a_slow_host_gets_fewer_tiles() -> None:
+    tiny = build.tiny()
+    made = backend(tiny, "hybrid", 6)
+    made.device.machine = made.device.machine.with_rates(link_bw=2e8)  # so slow that the host is asked at all
+    made.table.set_split((0.5, 0.0))
+    lib = library()
+    try:
+        steps(made, tiny, 1, count=64)
+        usual = int(made.table.table.split[0, 0])
+        for worker in range(2):
+            lib.fault(worker, slow=200.0)
+        steps(made, tiny, 1, count=128)
+        assert int(made.table.table.split[0, 0]) > usual, "the link's share rises"
+    finally:
+        for worker in range(2):
+            lib.fault(worker)
+        made.close()

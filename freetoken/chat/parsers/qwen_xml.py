@@ -141,8 +141,8 @@ EXAMPLES = (
         f"Hm.\n{_WEATHER}\nSo.\n</think>\n\nDone.", "Done.", "Hm.\nSo.", (_LISBON,), _TOOLS, in_thinking=True
     ),
     Example(
-        _call("write", ("path", "/tmp/x"), ("text", _CODE), ("mode", "a"), ("label", "null")),
-        calls=(("write", {"path": "/tmp/x", "text": _CODE, "mode": "a", "label": None}),),
+        _call("write", ("path", "notes/x"), ("text", _CODE), ("mode", "a"), ("label", "null")),
+        calls=(("write", {"path": "notes/x", "text": _CODE, "mode": "a", "label": None}),),
         tools=_TOOLS,
     ),
     Example(

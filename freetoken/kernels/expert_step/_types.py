@@ -9,7 +9,7 @@ from torch import Tensor
 MOST_ROWS = 64
 VICTIMS = 32
 STEP, SEQUENCE, CREDIT, FAILED, PENDING, PASSED = range(6)
-REQUESTS, HITS, MISSES, MISSING, FILLED, CPU_TILES, FILLS, EVICTIONS = range(8)
+EVICTIONS = 7
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Table:
     victims [VICTIMS]          slots that may be given away, coldest first, 0 = none
     words [16]                 STEP SEQUENCE CREDIT FAILED PENDING PASSED
     split [BUCKETS, 2]         alpha, beta as Q16.16 (experts.split)
-    stats int64 [8]            REQUESTS .. EVICTIONS
+    stats int64 [8]            requests, hits, misses, missing, filled and host tiles, fills, EVICTIONS
     work [E, 4]                the layer-step's list: expert, slot, tiles here, tiles computed here
     here [E]                   tiles computed here, by expert of the layer
     usable [1]                 slots that are mapped

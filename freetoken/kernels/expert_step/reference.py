@@ -10,7 +10,18 @@ from torch import Tensor
 
 from freetoken.kernels.activation import activate
 from freetoken.kernels.expert_step import _rules as rules
-from freetoken.kernels.expert_step._types import Call, Place, Table
+from freetoken.kernels.expert_step._types import (
+    CREDIT,
+    EVICTIONS,
+    FAILED,
+    PASSED,
+    PENDING,
+    SEQUENCE,
+    STEP,
+    Call,
+    Place,
+    Table,
+)
 
 RANK = 0
 _DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -25,7 +36,7 @@ def num_runs(num_tiles: int, tile_width: int) -> int:
 
 
 def age(table: Table) -> None:
-    table.words[0] += 1
+    table.words[STEP] += 1
     if table.policy == "two_speed":
         table.fast.sub_(table.fast >> rules.FAST_AGE)
         table.slow.sub_(table.slow >> rules.SLOW_AGE)
@@ -52,8 +63,8 @@ def look_up(table: Table, place: Place, call: Call) -> None:
         fast[experts] += rules.FAST_GAIN
         slow[experts] += rules.SLOW_GAIN
     else:
-        fast[experts] = words[0]
-    words[5] = experts[-1] if len(experts) else words[5]
+        fast[experts] = words[STEP]
+    words[PASSED] = experts[-1] if len(experts) else words[PASSED]
     need = nt - have
     total = int(need.sum())
     wanted = _tiles_to_fill(table, call, total)
@@ -70,7 +81,7 @@ def look_up(table: Table, place: Place, call: Call) -> None:
             arrived += 1
             if expert_of[slots[m]] >= 0:
                 slot_of[expert_of[slots[m]]] = -1
-                stats[7] += 1
+                stats[EVICTIONS] += 1
             expert_of[slots[m]], slot_of[experts[m]] = experts[m], slots[m]
         if slots[m]:
             tiles_in[slots[m]] = have[m] + fill[m]
@@ -95,9 +106,9 @@ def _tiles_to_fill(table: Table, call: Call, missing: int) -> int:
         wanted = 0  # the host does everything
     if wanted >= most:
         return missing
-    due = wanted + int(words[2])
+    due = wanted + int(words[CREDIT])
     filled = max(0, min(missing, due >> 16))
-    words[2] = max(-rules.ONE, min(rules.ONE, due - (filled << 16)))
+    words[CREDIT] = max(-rules.ONE, min(rules.ONE, due - (filled << 16)))
     return filled
 
 
@@ -113,17 +124,17 @@ def _list(table: Table, local: np.ndarray, slots: np.ndarray, have: np.ndarray, 
 
 def _ring(table: Table, place: Place, call: Call, local: np.ndarray, end: np.ndarray) -> None:
     words, left = table.words.numpy(), end < place.num_tiles
-    words[4] = 0
+    words[PENDING] = 0
     if not left.any():
         return
     io, (rows, top_k) = call.io, call.ids.shape
-    words[1] += 1
-    words[4] = words[1]
+    words[SEQUENCE] += 1
+    words[PENDING] = words[SEQUENCE]
     items = [(e, a, place.num_tiles, 0) for e, a in zip(local[left], end[left], strict=True)]
     io.items[: len(items)] = torch.tensor(np.array(items, np.int32))
     io.ids.view(-1)[: rows * top_k] = call.ids.reshape(-1)
     io.x[:rows] = call.x
-    head = [int(words[1]), place.layer, len(items), rows, top_k]
+    head = [int(words[SEQUENCE]), place.layer, len(items), rows, top_k]
     io.request[:5] = torch.tensor(head, dtype=torch.int32)
 
 
@@ -132,7 +143,7 @@ def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
     owner = table.expert_of.numpy()[1:usable].astype(np.int64)
     keys = np.where(owner >= 0, _keys(table)[np.maximum(owner, 0)], -1)
     if table.policy == "two_speed":
-        ahead = owner > int(table.words[5])
+        ahead = owner > int(table.words[PASSED])
         keys = keys + np.where(ahead & (owner >= 0), keys >> rules.AHEAD, 0)
     best = np.lexsort((np.arange(len(keys)), keys))[: len(table.victims)]
     table.victims.zero_()
@@ -167,10 +178,10 @@ def _partial(place: Place, x: Tensor, coded: Tensor) -> Tensor:
 def _wait(table: Table, call: Call) -> None:
     """Until the host has answered, a second at most."""
     until = time.monotonic() + 1.0
-    while int(call.io.reply[0]) < int(table.words[4]) and time.monotonic() < until:
+    while int(call.io.reply[0]) < int(table.words[PENDING]) and time.monotonic() < until:
         time.sleep(1e-5)
-    if int(call.io.reply[0]) < int(table.words[4]):
-        table.words[3] = call.io.poison[0] = 1
+    if int(call.io.reply[0]) < int(table.words[PENDING]):
+        table.words[FAILED] = call.io.poison[0] = 1
 
 
 def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:

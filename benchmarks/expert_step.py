@@ -1,0 +1,151 @@
+"""What one layer-step of experts costs on a GPU, kernel by kernel, at Qwen3-30B-A3B's geometry.
+
+    python benchmarks/expert_step.py [--rows 1 4 16] [--json]
+
+Four layers of 128 experts, all resident; then the same with none resident, read from host memory. Times are
+medians of replayed graphs, per layer; `gb_s` is the experts' bytes over the time of the tiles alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from freetoken.core.options import Options
+from freetoken.devices import cuda
+from freetoken.kernels import expert_step as step
+from freetoken.kernels.expert_step import VICTIMS, Call, Place, Table
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, TILES, WIDTH, ROUNDS = 4, 128, 8, 2048, 24, 32, 5
+RECORD = 3 * TILES * WIDTH * HIDDEN * 2
+
+
+def table(*, resident: bool) -> Table:
+    total = LAYERS * EXPERTS
+
+    def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full(size, value, dtype=dtype, device="cuda")
+
+    made = Table(
+        ints(total, value=-1), ints(total + 1, value=-1), ints(total + 1), ints(total), ints(total),
+        ints(VICTIMS), ints(16), ints(16, 2), ints(8, dtype=torch.int64), ints(EXPERTS, 4, value=-1),
+        ints(EXPERTS), ints(1, value=total + 1),
+    )  # fmt: skip
+    if resident:
+        made.slot_of.copy_(torch.arange(1, total + 1))
+        made.expert_of[1:].copy_(torch.arange(total))
+        made.tiles_in.fill_(TILES)
+    return made
+
+
+def places(device: Any) -> list[Place]:
+    host = torch.empty(LAYERS * EXPERTS, RECORD, dtype=torch.uint8)
+    host[:] = (torch.randn(RECORD // 2) * 0.02).bfloat16().view(torch.uint8)
+    address = device.pin(host)
+    slots = torch.empty(LAYERS * EXPERTS + 1, RECORD, dtype=torch.uint8, device="cuda")
+    slots[1:].copy_(host)
+    return [
+        Place(
+            layer, EXPERTS, host[layer * EXPERTS : (layer + 1) * EXPERTS], address + layer * EXPERTS * RECORD,
+            slots, HIDDEN, WIDTH, TILES, RECORD // TILES, 0, "bf16", "silu",
+        )
+        for layer in range(LAYERS)
+    ]  # fmt: skip
+
+
+def calls(rows: int) -> list[Call]:
+    rng = np.random.default_rng(rows)
+    runs, made = step.num_runs("cuda", TILES, WIDTH), []
+    scratch = torch.empty(rows * TOP_K, runs, HIDDEN, device="cuda")
+    for _ in range(ROUNDS * LAYERS):
+        ids = np.stack([np.sort(rng.choice(EXPERTS, TOP_K, replace=False)) for _ in range(rows)])
+        weights = torch.rand(rows, TOP_K, device="cuda")
+        x = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
+        made.append(Call(x, torch.from_numpy(ids.astype(np.int32)).cuda(), weights, scratch, None))
+    return made
+
+
+def median_us(work: Callable[[], None]) -> float:
+    """Microseconds of a layer-step: the median of 20 replays of ROUNDS x LAYERS of them."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    times = []
+    for _ in range(23):
+        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        a.record()
+        graph.replay()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b) * 1e3)
+    return sorted(times[3:])[10] / (ROUNDS * LAYERS)
+
+
+def resident_rows(made: list[Place], rows: int) -> dict[str, Any]:
+    own, asked = table(resident=True), calls(rows)
+    distinct = sum(len(call.ids.unique()) for call in asked) / len(asked)
+
+    def each(*parts: Callable[[Table, Place, Call], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for number, call in enumerate(asked):
+                for part in parts:
+                    part(own, made[number % LAYERS], call)
+
+        return run
+
+    look_up = median_us(each(step.look_up))
+    tiles = median_us(each(step.look_up, step.run_tiles)) - look_up
+    return {
+        "case": f"{rows} rows resident",
+        "experts": round(distinct, 1),
+        "look_up_us": round(look_up, 2),
+        "tiles_us": round(tiles, 2),
+        "combine_us": round(median_us(each(step.combine)), 2),
+        "victims_us": round(median_us(each(lambda t, p, c: step.prepare_victims(t, p.layer, EXPERTS))), 2),
+        "gb_s": round(distinct * RECORD / tiles / 1e3, 1),
+    }
+
+
+def from_host(made: list[Place]) -> dict[str, Any]:
+    """Nothing is resident and nothing is kept: what the link gives to kernels."""
+    own, asked = table(resident=False), calls(1)
+
+    def run() -> None:
+        for number, call in enumerate(asked):
+            step.look_up(own, made[number % LAYERS], call)
+            step.run_tiles(own, made[number % LAYERS], call)
+
+    took = median_us(run)
+    return {
+        "case": "1 row from host",
+        "tiles_us": round(took, 1),
+        "gb_s": round(TOP_K * RECORD / took / 1e3, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    args = parser.parse_args()
+    device = cuda.create(Options(device="cuda"))
+    made = places(device)
+    rows = [resident_rows(made, count) for count in args.rows] + [from_host(made)]
+    for row in rows:
+        print(row)
+    print(f"link by copies: {device.machine.link_bw / 1e9:.1f} GB/s")
+    if args.json:
+        facts = {"bench": "expert_step", "machine": device.machine.name}
+        print(json.dumps(facts | {"date": datetime.date.today().isoformat(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
