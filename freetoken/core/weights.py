@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -142,6 +143,38 @@ class WeightFormat(abc.ABC):
     def device_code(self, tile_width: int, hidden: int) -> tuple[Matrix, ...]:
         """How gate, up and down lie in a tile and what they mean; empty: plain numbers, or devices can't."""
         return ()
+
+    # One matrix alone, as a dense layer has it: the tile of gate without up and down, all rows in one.
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of one matrix in codes; 0: the format has no such form."""
+        return 0
+
+    def pack_matrix(self, coded: CodedMatrix, out: Tensor) -> None:
+        """Write a matrix [rows, K]; `out` uint8 [matrix_bytes]."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+    def matrix_rows(self, packed: Tensor, shape: tuple[int, int], rows: Tensor) -> Tensor:
+        """float32 [n, K]: rows int64 [n] of a packed matrix of that shape, decoded."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """A dense layer's matrix in its format's codes.
+
+    packed   uint8 [fmt.matrix_bytes(*shape)]
+    columns  int64 [K]: column j of it meets input columns[j]; None = in order
+    """
+
+    fmt: WeightFormat
+    packed: Tensor
+    shape: tuple[int, int]
+    columns: Tensor | None = None
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """float32 [n, K]: rows int64 [n], columns as they lie."""
+        return self.fmt.matrix_rows(self.packed, self.shape, rows)
 
 
 class ExpertSink(abc.ABC):

@@ -1,27 +1,52 @@
-"""A weight matrix and the way it is applied.
+"""A weight matrix and the way it is applied: plain numbers, a format's codes, or several one after the other.
 
 Invariant: the same object gives the same rounding for every batch; `exact` makes rows independent.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from freetoken.core.weights import CodedWeight
+from freetoken.kernels.coded_linear import coded_linear
 from freetoken.kernels.linear import linear, linear_add, linear_exact, place
 from freetoken.kernels.norm_linear import norm_linear
 from freetoken.layers.norm import RMSNorm
 
 
-class Linear:
-    """y = x W^T + b for x [T, K]; weight [N, K] and bias [N] of the compute dtype."""
+class Product(abc.ABC):
+    """y = x W^T + b for x [T, K]; W [N, K].
+
+    shape   (N, K)
+    """
+
+    shape: tuple[int, int]
+
+    @abc.abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, N]."""
+
+    def after(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """The product of the normed x."""
+        return self(norm(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + the product."""
+        return residual + self(x)
+
+
+class Linear(Product):
+    """Weight [N, K] and bias [N] as numbers of the compute dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, exact: bool = False) -> None:
         self.weight = place(weight.contiguous())
         self.bias = bias
         self.exact = exact
+        self.shape = (weight.shape[0], weight.shape[1])
 
     @classmethod
     def join(
@@ -34,13 +59,54 @@ class Linear:
         return (linear_exact if self.exact else linear)(x, self.weight, self.bias)
 
     def after(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """The product of the normed x."""
         if self.exact:
             return linear_exact(norm(x), self.weight, self.bias)
         return norm_linear(x, norm.weight, norm.eps, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the product."""
         if self.exact:
             return residual + linear_exact(x, self.weight, self.bias)
         return linear_add(x, self.weight, self.bias, residual)
+
+
+class CodedLinear(Product):
+    """Weight as a format's codes, bias [N] in numbers of the compute dtype."""
+
+    def __init__(self, weight: CodedWeight, bias: Tensor | None = None) -> None:
+        self.weight, self.bias, self.shape = weight, bias, weight.shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return coded_linear(x, self.weight, self.bias)
+
+
+class Stacked(Product):
+    """Several products of one input, their outputs side by side."""
+
+    def __init__(self, parts: Sequence[Product]) -> None:
+        self.parts = tuple(parts)
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+def stack(
+    weights: Sequence[Tensor | CodedWeight],
+    biases: Sequence[Tensor] | None = None,
+    *,
+    exact: bool = False,
+) -> Product:
+    """Projections of one input as one product: neighbours in numbers are joined, coded ones stay."""
+    parts: list[Product] = []
+    plain: list[int] = []
+    for i, weight in enumerate([*weights, None]):
+        if isinstance(weight, Tensor):
+            plain.append(i)
+            continue
+        if plain:
+            given = [w for j in plain if isinstance(w := weights[j], Tensor)]
+            parts.append(Linear.join(given, biases and [biases[j] for j in plain], exact=exact))
+            plain = []
+        if weight is not None:
+            parts.append(CodedLinear(weight, biases[i] if biases else None))
+    return parts[0] if len(parts) == 1 else Stacked(parts)

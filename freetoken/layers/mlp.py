@@ -8,18 +8,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels.gating import act_mul
-from freetoken.layers.linear import Linear
+from freetoken.layers.linear import Product
 from freetoken.layers.norm import RMSNorm
 
 
 class GatedMLP:
     """down(act(gate x) * up x). gate_up holds gate rows, then up rows, then `extra` more outputs."""
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+    def __init__(self, gate_up: Product, down: Product, activation: str) -> None:
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
-        self.width = down.weight.shape[1]
+        self.width = down.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""

@@ -30,7 +30,7 @@ from freetoken.core.interfaces import (
 from freetoken.core.model_config import ModelConfig
 from freetoken.kernels.gating import add_routed
 from freetoken.layers.embedding import Embedding
-from freetoken.layers.linear import Linear
+from freetoken.layers.linear import stack
 from freetoken.layers.mlp import GatedMLP
 from freetoken.layers.moe import Router, SharedExpert
 from freetoken.layers.norm import RMSNorm
@@ -104,10 +104,10 @@ class Decoder(Model):
         self._device, self._offset = device, norm_offset
         place, exact = device.torch_device, numerics.exact
         top = LayerReader(source, -1, numerics.dtype, place, exact=exact)
-        self._embedding = Embedding(top("model.embed_tokens.weight"))
+        self._embedding = Embedding(top.weight("model.embed_tokens.weight"), numerics.dtype)
         self._final_norm = RMSNorm(top("model.norm.weight"), config.norm_eps, norm_offset)
-        head = self._embedding.weight if config.tie_embeddings else top("lm_head.weight")
-        self._head = Linear(head, exact=exact)
+        head = self._embedding.weight if config.tie_embeddings else top.weight("lm_head.weight")
+        self._head = stack([head], exact=exact)
         self._make_storage(pools)
         self._mixers: list[AttentionMixer | DeltaMixer] = []
         self._routers: list[Router | None] = []
@@ -152,15 +152,12 @@ class Decoder(Model):
         self._mlps.append(shared)
 
     def _mlp(self, read: LayerReader, name: str, *, gated: bool = False) -> GatedMLP:
-        weights = [read(f"{name}{part}_proj.weight") for part in ("gate", "up")]
-        biases = down_bias = None
+        parts = [f"{name}{part}_proj" for part in ("gate", "up")]
         if gated:
-            weights.append(read("mlp.shared_expert_gate.weight"))
-        elif self.config.dense_bias:
-            biases = [read(f"{name}{part}_proj.bias") for part in ("gate", "up")]
-            down_bias = read(f"{name}down_proj.bias")
-        down = Linear(read(f"{name}down_proj.weight"), down_bias, exact=read.exact)
-        return GatedMLP(Linear.join(weights, biases, exact=read.exact), down, self.config.activation)
+            parts.append("mlp.shared_expert_gate")
+        biased = self.config.dense_bias and not gated
+        down = read.product(f"{name}down_proj", biased=biased)
+        return GatedMLP(read.product(*parts, biased=biased), down, self.config.activation)
 
     def embed(self, batch: Batch) -> Tensor:
         return self._embedding(batch.ids)

@@ -17,7 +17,6 @@ from freetoken.core.model_config import ModelConfig
 from freetoken.kernels.delta_decode import Inputs, Layer
 from freetoken.kernels.gating import sigmoid_mul
 from freetoken.kernels.rope_store import Heads
-from freetoken.layers.linear import Linear
 from freetoken.layers.norm import RMSNorm
 from freetoken.layers.rope import Rope
 from freetoken.models._tensors import LayerReader
@@ -40,11 +39,8 @@ class AttentionMixer:
     ) -> None:
         spec = config.attention
         assert spec is not None
-        names = [f"self_attn.{part}_proj" for part in ("q", "k", "v")]
-        biases = [read(name + ".bias") for name in names] if spec.bias else None
-        self.qkv = Linear.join([read(name + ".weight") for name in names], biases, exact=read.exact)
-        out_bias = read("self_attn.o_proj.bias") if spec.out_bias else None
-        self.out = Linear(read("self_attn.o_proj.weight"), out_bias, exact=read.exact)
+        self.qkv = read.product(*(f"self_attn.{part}_proj" for part in ("q", "k", "v")), biased=spec.bias)
+        self.out = read.product("self_attn.o_proj", biased=spec.out_bias)
         norms: tuple[Tensor, Tensor, float] | None = None
         if spec.qk_norm:
             both = [RMSNorm(read(f"self_attn.{x}_norm.weight"), config.norm_eps, norm_offset) for x in "qk"]
@@ -72,10 +68,8 @@ class DeltaMixer:
     def __init__(self, config: ModelConfig, read: LayerReader, layer: int, storage: GatedDelta) -> None:
         spec = config.delta
         assert spec is not None
-        names = ("qkv", "z", "b", "a")
-        weights = [read(f"linear_attn.in_proj_{name}.weight") for name in names]
-        self.sizes = [len(w) for w in weights]
-        self.inputs = Linear.join(weights, exact=read.exact)
+        self.sizes = [spec.conv_dim, spec.num_v_heads * spec.v_dim, spec.num_v_heads, spec.num_v_heads]
+        self.inputs = read.product(*(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")))
         self.weights = Layer(
             conv=read("linear_attn.conv1d.weight", torch.float32).squeeze(1).t().contiguous(),
             decay=-read("linear_attn.A_log", torch.float32).exp(),
@@ -85,7 +79,7 @@ class DeltaMixer:
             activation=config.activation,
             heads=(spec.num_k_heads, spec.k_dim, spec.num_v_heads, spec.v_dim),
         )
-        self.out = Linear(read("linear_attn.out_proj.weight"), exact=read.exact)
+        self.out = read.product("linear_attn.out_proj")
         self.layer, self.storage = layer, storage
 
     def __call__(self, h: Tensor, norm: RMSNorm, batch: Batch) -> Tensor:

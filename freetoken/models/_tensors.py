@@ -15,7 +15,9 @@ from torch import Tensor
 
 from freetoken.core.errors import WeightsError
 from freetoken.core.model_config import ModelConfig
-from freetoken.core.weights import CodedMatrix, ExpertSink, WeightSource
+from freetoken.core.weights import CodedMatrix, CodedWeight, ExpertSink, WeightSource
+from freetoken.kernels.coded_linear import fast
+from freetoken.layers.linear import Product, stack
 from freetoken.quant import _reading as reading
 from freetoken.weights.names import check_tensors
 
@@ -238,3 +240,20 @@ class LayerReader:
         """A copy: never a view of the file, which may go away."""
         stored = reading.numbers(self._source, self._prefix + name)
         return stored.to(self.device, dtype or self.dtype, copy=True)
+
+    def weight(self, name: str) -> Tensor | CodedWeight:
+        """A matrix in its codes, if the device multiplies with them as they are; else in numbers."""
+        full = self._prefix + name
+        if self.exact or not self._source.coding(full):
+            return self(name)
+        fmt, (rows, columns) = reading.find(self._source.coding(full)), self._source.shape(full)
+        if not fast(self.device.type, fmt, (rows, columns)):
+            return self(name)
+        packed = torch.empty(fmt.matrix_bytes(rows, columns), dtype=torch.uint8)
+        fmt.pack_matrix(reading.stored(self._source, full), packed)
+        return CodedWeight(fmt, packed, (rows, columns), self._source.columns(full))
+
+    def product(self, *names: str, biased: bool = False) -> Product:
+        """Projections of one input, `<name>.weight` each and `<name>.bias` if biased, as one product."""
+        biases = [self(f"{name}.bias") for name in names] if biased else None
+        return stack([self.weight(f"{name}.weight") for name in names], biases, exact=self.exact)

@@ -172,6 +172,25 @@ class Library:
         if not self._started:
             self.start(default_threads())
 
+    def matrix_bytes(self, format: str, rows: int, columns: int) -> int:
+        """Bytes of a coded matrix as the library multiplies with it; 0 if it can't."""
+        if format not in self.formats:
+            return 0
+        return int(self._lib.ft_matrix_bytes(self.formats.index(format), rows, columns))
+
+    def coded_linear(
+        self, kind: tuple[str, int], places: tuple[int, int, int, int], shape: tuple[int, int, int]
+    ) -> None:
+        """y = x W^T + bias for a coded W.
+
+        kind     (W's format, dtype of x, bias and y)
+        places   addresses of x [rows, k], W, bias [n] or 0, y [rows, n]
+        shape    (rows, n, k)
+        """
+        self._ready()
+        format, dtype = kind
+        self._lib.ft_coded_linear(self._at, self.formats.index(format), dtype, *places, *shape)
+
     def unblock(self, blocks: object, rows: tuple[int, int, int, int], streams: object, down: bool) -> bool:
         """Cut GGUF blocks into a tile's streams (native/unblock.py); False if a factor isn't a number."""
         call = self._lib.ft_unblock_down if down else self._lib.ft_unblock_rows
@@ -231,6 +250,8 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_poller_wake": (None, [_PTR]),
         "ft_poller_rest": (None, [_PTR, c_int]),
         "ft_poller_free": (None, [_PTR]),
+        "ft_matrix_bytes": (_U64, [c_int, _I64, _I64]),
+        "ft_coded_linear": (c_int, [c_int, c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
         "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_executor_layer": (c_int, [_PTR, ctypes.POINTER(Moe), _U32]),

@@ -124,7 +124,7 @@ class CodedFormat(WeightFormat):
 
     def streams(self, w: int, h: int, matrices: Sequence[str] = MATRICES) -> Iterator[Stream]:
         """The streams of a tile in order, of all its matrices or some."""
-        if w % self.block or h % self.columns_multiple:
+        if (w % self.block and DOWN in matrices) or h % self.columns_multiple:
             raise WeightsError(
                 f"Experts of {h} x {w} columns can't be coded as {self.name}: it needs multiples of "
                 f"{self.columns_multiple} and {self.block}.",
@@ -240,6 +240,22 @@ class CodedFormat(WeightFormat):
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         gate, up, down = (self.decode(m) for m in self.unpack(tiles, tile_width, hidden))
         return gate, up, down.mT
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        return self.bytes_of(rows, columns, (GATE,))
+
+    def pack_matrix(self, coded: CodedMatrix, out: Tensor) -> None:
+        self.pack_some({GATE: coded}, 0, coded["codes"].shape[0], out)
+
+    def matrix_rows(self, packed: Tensor, shape: tuple[int, int], rows: Tensor) -> Tensor:
+        one = packed.new_zeros(len(rows), self.matrix_bytes(1, shape[1]))
+        streams = zip(self.streams(*shape, (GATE,)), self.streams(1, shape[1], (GATE,)), strict=True)
+        for whole, own in streams:
+            tall = 1 if whole.part is None else whole.part.rows
+            lying = packed[whole.offset : whole.offset + whole.num_bytes].view(-1, own.num_bytes)
+            of = torch.zeros_like(rows) if own.matrix != GATE else rows // tall
+            one[:, own.offset : own.offset + own.num_bytes] = lying[of]
+        return self.decode(self.unpack_some(one, 1, shape[1], (GATE,))[GATE]).squeeze(-2)
 
     def _cut(self, coded: CodedMatrix, a: int, b: int, axis: int) -> CodedMatrix:
         """Rows (axis -2) or columns (axis -1) [a, b) with the scales that cover them."""

@@ -1,0 +1,30 @@
+"""y = x W^T + b for a matrix in a weight format's codes, decoded while it is multiplied.
+
+    coded_linear(x, weight, bias)
+        x        16-bit or float32 [.., K]
+        weight   CodedWeight [N, K]            bias [N] of x's dtype, or None
+        Returns  [.., N] in x's dtype
+
+Rounding points: weights exactly as their format decodes, sums at least in float32, one rounding. `fast` says
+whether a maker beats decoding once and multiplying with plain numbers. Neither mutates nor syncs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freetoken.core.weights import CodedWeight, WeightFormat
+from freetoken.kernels._choose import choose
+from freetoken.kernels.coded_linear import native, reference
+
+MAKERS = (reference, native)
+
+
+def fast(device_type: str, fmt: WeightFormat, shape: tuple[int, int]) -> bool:
+    """True if the device's maker multiplies with this format's codes as they are."""
+    return bool(choose(MAKERS, device_type).takes(fmt, shape))
+
+
+def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = choose(MAKERS, x.device.type).coded_linear(x, weight, bias)
+    return out
