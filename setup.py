@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = Path("freetoken/native")
-PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "unblock")
+PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "unblock", "matrix")
 TIERED = ("tier", "linear", "ops", *(f"formats/{p.stem}" for p in sorted((FOLDER / "formats").glob("*.cpp"))))
 AVX512 = ["-DFT_AVX512", *(f"-mavx512{x}" for x in ("f", "bw", "dq", "vl")), "-mfma", "-mf16c"]
 X86_TIERS = {

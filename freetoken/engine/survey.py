@@ -202,7 +202,8 @@ def expert_formats(
 
 def _sizes(parts: Parts) -> Sizes:
     config, source = parts.config, parts.checkpoint.source
-    dense = sum(torch.Size(source.shape(n)).numel() for n in source.names() if ".experts." not in n)
+    place = parts.device.torch_device.type
+    dense = [n for n in source.names() if ".experts." not in n]
     record = num_experts = bank_bytes = 0
     if config.moe is not None and parts.formats:
         bank = make_bank(config, parts.formats, parts.checkpoint.records, phantom=True)
@@ -212,7 +213,7 @@ def _sizes(parts: Parts) -> Sizes:
     chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory, large)
     per_hidden = chunk * 40 + macro_tokens(large) * 10
     return Sizes(
-        dense_bytes=dense * parts.numerics.dtype.itemsize,
+        dense_bytes=sum(formats.held_bytes(source, n, place, parts.numerics) for n in dense),
         page_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "page"),
         page_size=parts.page_size,
         state_bytes=sum(s.unit_bytes for s in parts.specs if s.unit == "state"),

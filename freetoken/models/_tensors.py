@@ -16,7 +16,6 @@ from torch import Tensor
 from freetoken.core.errors import WeightsError
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.weights import CodedMatrix, CodedWeight, ExpertSink, WeightSource
-from freetoken.kernels.coded_linear import fast
 from freetoken.layers.linear import Product, stack
 from freetoken.quant import _reading as reading
 from freetoken.weights.names import check_tensors
@@ -244,11 +243,9 @@ class LayerReader:
     def weight(self, name: str) -> Tensor | CodedWeight:
         """A matrix in its codes, if the device multiplies with them as they are; else in numbers."""
         full = self._prefix + name
-        if self.exact or not self._source.coding(full):
+        if not reading.stays_coded(self._source, full, self.device.type, exact=self.exact):
             return self(name)
         fmt, (rows, columns) = reading.find(self._source.coding(full)), self._source.shape(full)
-        if not fast(self.device.type, fmt, (rows, columns)):
-            return self(name)
         packed = torch.empty(fmt.matrix_bytes(rows, columns), dtype=torch.uint8)
         fmt.pack_matrix(reading.stored(self._source, full), packed)
         return CodedWeight(fmt, packed, (rows, columns), self._source.columns(full))

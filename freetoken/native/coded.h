@@ -114,8 +114,9 @@ FT_INLINE void down8(const uint8_t* codes, int64_t hidden, int i, int64_t h, F (
 // COLUMN_BITS, codes_down(); and
 //   near(i)   prefetches the scales of row i of gate and up
 //   warm(i)   prefetches a w-th of the scales of down
-template <class Tile>
+template <class Tile_>
 struct Coded {
+  typedef Tile_ Tile;
   typedef float X;
   static constexpr int GROUP = Tile::GROUP;
   Tile tile;
@@ -195,22 +196,29 @@ struct Coded {
 // A format of a tile by floats and, where the CPU multiplies bfloat16 pairs, by those. What isn't bfloat16 is
 // computed there as the tier below does, by its code.
 #if defined(FT_BF16_DOT)
-#define FT_CODED(name, Floats, Pairs, tile_bytes)                                  \
-  namespace ft_avx512 {                                                            \
-  extern const TileFormat format_##name;                                           \
-  }                                                                                \
-  namespace FT_NS {                                                                \
-  static void run(const TileJob& job) {                                            \
-    if (job.x_dtype != FT_BF16) return ft_avx512::format_##name.run(job);          \
-    run_tiles<Pairs>(job);                                                         \
-  }                                                                                \
-  extern const TileFormat format_##name;                                           \
-  const TileFormat format_##name = {#name, run, tile_bytes};                       \
+#define FT_CODED(name, Floats, Pairs, tile_bytes)                                                   \
+  namespace ft_avx512 {                                                                             \
+  extern const TileFormat format_##name;                                                            \
+  }                                                                                                 \
+  namespace FT_NS {                                                                                 \
+  static void run(const TileJob& job) {                                                             \
+    if (job.x_dtype != FT_BF16) return ft_avx512::format_##name.run(job);                           \
+    run_tiles<Pairs>(job);                                                                          \
+  }                                                                                                 \
+  static void matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch) {         \
+    if (job.dtype != FT_BF16) return ft_avx512::format_##name.matrix(job, first, last, scratch);    \
+    run_matrix<Pairs>(job, first, last, scratch);                                                   \
+  }                                                                                                 \
+  extern const TileFormat format_##name;                                                            \
+  const TileFormat format_##name = {#name, run, tile_bytes, matrix, matrix_bytes<Floats::Tile>};    \
   }
 #else
-#define FT_CODED(name, Floats, Pairs, tile_bytes)                                  \
-  namespace FT_NS {                                                                \
-  extern const TileFormat format_##name;                                           \
-  const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes};         \
+#define FT_CODED(name, Floats, Pairs, tile_bytes)                                                   \
+  namespace FT_NS {                                                                                 \
+  extern const TileFormat format_##name;                                                            \
+  const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes, run_matrix<Floats>,       \
+                                    matrix_bytes<Floats::Tile>};                                    \
   }
 #endif
+
+#include "matrix.h"

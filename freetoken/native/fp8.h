@@ -79,7 +79,8 @@ struct Fp8Pairs {
   static constexpr int GROUP = 32;
   Fp8<Scales> t;
   int64_t hidden;
-  Fp8Pairs(const ft_layer& l, const uint8_t* tile) : t(Shape(l), tile), hidden(l.hidden) {}
+  Fp8Pairs(const Shape& shape, const uint8_t* tile) : t(shape, tile), hidden(shape.h) {}
+  Fp8Pairs(const ft_layer& l, const uint8_t* tile) : Fp8Pairs(Shape(l), tile) {}
 
   template <int R, int N>
   FT_INLINE_MEMBER void dots(const int (&m)[N], const int (&i)[N], const uint16_t* x, int64_t xs,

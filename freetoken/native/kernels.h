@@ -21,10 +21,21 @@ struct TileJob {
   uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
 };
 
+// A coded matrix w [n, k] times rows of x; x, bias and y of dtype.
+struct MatrixJob {
+  const void *x, *w, *bias;
+  void* y;
+  int64_t rows, n, k;
+  int dtype;
+};
+
 struct TileFormat {
   const char* name;
   void (*run)(const TileJob& job);
   uint64_t (*tile_bytes)(uint32_t tile_width, uint32_t hidden);  // 0: that shape can't be
+  // Rows [first, last) of a coded matrix, and the bytes of one; null: plain formats have LinearJob.
+  void (*matrix)(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch);
+  uint64_t (*matrix_bytes)(int64_t rows, int64_t columns);
 };
 
 // Rows [first, last) of w, times all rows of x; bias and residual may be null.

@@ -7,6 +7,7 @@ format's own `decode` says, and codes are handed on untouched.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from freetoken.core import choices
 from freetoken.core.errors import WeightsError
+from freetoken.core.interfaces import Numerics
 from freetoken.core.weights import BLOCKS, CodedMatrix, WeightFormat, WeightSource
+from freetoken.kernels.coded_linear import fast
 from freetoken.quant._coded import CodedFormat
 from freetoken.quant._gguf import GgufFormat
 from freetoken.quant._mixed import JOIN, MixedFormat, joined_name, split_name
@@ -66,6 +69,25 @@ def _adopted(fmt: WeightFormat, name: str, coded: CodedMatrix) -> CodedMatrix:
     except WeightsError as error:
         raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
     return coded
+
+
+def stays_coded(source: WeightSource, name: str, device_type: str, *, exact: bool = False) -> bool:
+    """True for a dense matrix that is multiplied in its codes there, not turned into numbers first."""
+    coding, shape = source.coding(name), source.shape(name)
+    return (
+        bool(coding)
+        and not exact
+        and len(shape) == 2
+        and fast(device_type, find(coding), (shape[0], shape[1]))
+    )
+
+
+def held_bytes(source: WeightSource, name: str, device_type: str, numerics: Numerics) -> int:
+    """Bytes that a dense tensor takes once it is loaded."""
+    shape = source.shape(name)
+    if stays_coded(source, name, device_type, exact=numerics.exact):
+        return find(source.coding(name)).matrix_bytes(shape[0], shape[1])
+    return int(math.prod(shape) * numerics.dtype.itemsize)
 
 
 def stored(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:

@@ -20,7 +20,8 @@ def supports(device_type: str) -> bool:
 
 def takes(fmt: WeightFormat, shape: tuple[int, int]) -> bool:
     lib = library()
-    return lib is not None and lib.matrix_bytes(fmt.name, *shape) == fmt.matrix_bytes(*shape) > 0
+    size = 0 if lib is None else lib.matrix_bytes(fmt.name, *shape)
+    return size > 0 and size == fmt.matrix_bytes(*shape)
 
 
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:

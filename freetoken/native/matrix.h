@@ -1,0 +1,69 @@
+// One coded matrix [N, K] times a few rows of x: what a dense layer asks of a format's tile of one matrix.
+//
+// The format's class gives dots<R, N>, as for gate and up of experts (engine.h); pairs of rows of W are walked
+// side by side. A row of x has the same bits alone and in a batch, and whoever computes which rows of W.
+#pragma once
+#include "coded.h"  // which ends by including this
+
+namespace FT_NS {
+
+FT_INLINE void matrix_x(const MatrixJob& job, int64_t r, float* out) { widen(job.x, job.dtype, r * job.k, job.k, out); }
+FT_INLINE void matrix_x(const MatrixJob& job, int64_t r, uint16_t* out) {
+  memcpy(out, (const uint16_t*)job.x + r * job.k, job.k * 2);
+}
+
+FT_INLINE void put_number(const MatrixJob& job, int64_t r, int64_t i, float v) {
+  const int64_t at = r * job.n + i;
+  if (job.dtype == FT_BF16) {
+    if (job.bias) v += bf16_to_float(((const uint16_t*)job.bias)[i]);
+    ((uint16_t*)job.y)[at] = float_to_bf16(v);
+  } else if (job.dtype == FT_F16) {
+    if (job.bias) v += f16_to_float(((const uint16_t*)job.bias)[i]);
+    ((uint16_t*)job.y)[at] = float_to_f16(v);
+  } else {
+    if (job.bias) v += ((const float*)job.bias)[i];
+    ((float*)job.y)[at] = v;
+  }
+}
+
+// Rows [i, i + N) of W for all rows of x.
+template <class Format, int N>
+FT_INLINE void matrix_rows(const Format& f, const MatrixJob& job, int64_t i, const typename Format::X* x, int64_t xs) {
+  int m[N], at[N];
+  for (int n = 0; n < N; n++) m[n] = 0, at[n] = (int)(i + n);
+  const int rows_left = (int)job.rows;
+#define FT_CALL(R)                                                       \
+  {                                                                      \
+    float out[N][R];                                                     \
+    f.template dots<R, N>(m, at, x + r * xs, xs, out);                   \
+    for (int n = 0; n < N; n++)                                          \
+      for (int q = 0; q < R; q++) put_number(job, r + q, i + n, out[n][q]); \
+  }
+  FT_ROW_GROUPS(rows_left, FT_CALL)
+#undef FT_CALL
+}
+
+// scratch: rows of x as the format wants them, x_stride(k) numbers of at most four bytes each.
+template <class Format>
+static void run_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch) {
+  typedef typename Format::X X;
+  const Format f(Shape(job.n, job.k, 1), (const uint8_t*)job.w);
+  const int64_t xs = x_stride(job.k);
+  X* x = (X*)scratch;
+  for (int64_t r = 0; r < job.rows; r++) {
+    matrix_x(job, r, x + r * xs);
+    memset(x + r * xs + job.k, 0, (xs - job.k) * sizeof(X));
+  }
+  Format::prepare(x, xs, job.k, (int)job.rows);
+  int64_t i = first;
+  for (; i + 2 <= last; i += 2) matrix_rows<Format, 2>(f, job, i, x, xs);
+  if (i < last) matrix_rows<Format, 1>(f, job, i, x, xs);
+}
+
+template <class Tile>
+static uint64_t matrix_bytes(int64_t rows, int64_t columns) {
+  const Shape shape(rows, columns, 1);
+  return Tile(shape, nullptr).size(shape, nullptr);
+}
+
+}  // namespace FT_NS

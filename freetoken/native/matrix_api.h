@@ -1,0 +1,21 @@
+/* Dense products with a matrix in a weight format's codes, through ctypes by native/library.py. */
+#ifndef FREETOKEN_MATRIX_API_H
+#define FREETOKEN_MATRIX_API_H
+
+#include "api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bytes of a coded matrix: the streams of a tile of one matrix (coded.h); 0 if the library can't multiply with it. */
+FT_API uint64_t ft_matrix_bytes(int format, int64_t rows, int64_t columns);
+/* y [rows, n] = x [rows, k] W^T + bias, x, bias (may be null) and y of dtype; sums in float32, one rounding.
+ * At most 32 rows. A row's bits don't depend on the others, nor on threads. */
+FT_API int ft_coded_linear(int tier, int format, int dtype, const void* x, const void* w, const void* bias, void* y,
+                           int64_t rows, int64_t n, int64_t k);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
