@@ -209,15 +209,18 @@ struct Coded {
     if (job.dtype != FT_BF16) return ft_avx512::format_##name.matrix(job, first, last, scratch);    \
     run_matrix<Pairs>(job, first, last, scratch);                                                   \
   }                                                                                                 \
+  static void numbers(const MatrixJob& job, int64_t first, int64_t last) {                          \
+    ft_avx512::format_##name.numbers(job, first, last);                                             \
+  }                                                                                                 \
   extern const TileFormat format_##name;                                                            \
-  const TileFormat format_##name = {#name, run, tile_bytes, matrix, matrix_bytes<Floats::Tile>};    \
+  const TileFormat format_##name = {#name, run, tile_bytes, matrix_bytes<Floats::Tile>, matrix, numbers}; \
   }
 #else
 #define FT_CODED(name, Floats, Pairs, tile_bytes)                                                   \
   namespace FT_NS {                                                                                 \
   extern const TileFormat format_##name;                                                            \
-  const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes, run_matrix<Floats>,       \
-                                    matrix_bytes<Floats::Tile>};                                    \
+  const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes, matrix_bytes<Floats::Tile>, \
+                                    run_matrix<Floats>, matrix_numbers<Floats::Tile>};              \
   }
 #endif
 

@@ -21,7 +21,7 @@ struct TileJob {
   uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
 };
 
-// A coded matrix w [n, k] times rows of x; x, bias and y of dtype.
+// A coded matrix w [n, k] times rows of x, x, bias and y of dtype; or as numbers, y float [n, k].
 struct MatrixJob {
   const void *x, *w, *bias;
   void* y;
@@ -33,9 +33,10 @@ struct TileFormat {
   const char* name;
   void (*run)(const TileJob& job);
   uint64_t (*tile_bytes)(uint32_t tile_width, uint32_t hidden);  // 0: that shape can't be
-  // Rows [first, last) of a coded matrix, and the bytes of one; null: plain formats have LinearJob.
-  void (*matrix)(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch);
+  // A coded matrix [n, k]: its bytes; its rows [first, last) times x, or as floats. Null: plain formats have LinearJob.
   uint64_t (*matrix_bytes)(int64_t rows, int64_t columns);
+  void (*matrix)(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch);
+  void (*numbers)(const MatrixJob& job, int64_t first, int64_t last);
 };
 
 // Rows [first, last) of w, times all rows of x; bias and residual may be null.

@@ -191,6 +191,14 @@ class Library:
         format, dtype = kind
         self._lib.ft_coded_linear(self._at, self.formats.index(format), dtype, *places, *shape)
 
+    def coded_numbers(
+        self, format: str, places: tuple[int, int], shape: tuple[int, int], rows: tuple[int, int]
+    ) -> None:
+        """Rows [first, last) of a coded matrix as float32; places: addresses of W [n, k] and of their first."""
+        if not self._started:
+            self.start(default_threads())
+        self._lib.ft_coded_numbers(self._index(""), self.formats.index(format), *places, *shape, *rows)
+
     def unblock(self, blocks: object, rows: tuple[int, int, int, int], streams: object, down: bool) -> bool:
         """Cut GGUF blocks into a tile's streams (native/unblock.py); False if a factor isn't a number."""
         call = self._lib.ft_unblock_down if down else self._lib.ft_unblock_rows
@@ -252,6 +260,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_poller_free": (None, [_PTR]),
         "ft_matrix_bytes": (_U64, [c_int, _I64, _I64]),
         "ft_coded_linear": (c_int, [c_int, c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
+        "ft_coded_numbers": (c_int, [c_int, c_int, _PTR, _PTR, _I64, _I64, _I64, _I64]),
         "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_executor_layer": (c_int, [_PTR, ctypes.POINTER(Moe), _U32]),

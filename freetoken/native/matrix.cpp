@@ -14,27 +14,20 @@ namespace {
 
 constexpr int64_t PIECE_BYTES = 64 << 10;  // of codes: small matrices have pieces for every thread
 
-struct Product : Job {
-  Product(const TileFormat& f, const MatrixJob& j, int64_t row_bytes) : format(f), job(j) {
+struct Rows : Job {
+  Rows(const TileFormat& f, const MatrixJob& j, int64_t row_bytes, int64_t from, int64_t to)
+      : format(f), job(j), next(from), end(to) {
     step = std::max<int64_t>(2, PIECE_BYTES / std::max<int64_t>(row_bytes, 1) / 2 * 2);
-    count = (job.n + step - 1) / step;
     scratch = (size_t)scratch_bytes(job.k, 64);
   }
+  virtual void rows(int64_t first, int64_t last, int worker) = 0;
   void work(int worker) override {
-    uint8_t* memory = nullptr;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      if (!memory) memory = place(worker);
-      format.matrix(job, i * step, std::min(job.n, (i + 1) * step), memory);
-    }
-  }
-  uint8_t* place(int worker) {
-    if (pooled) return Pool::instance().scratch(worker, scratch);
-    own.resize(scratch + 64);
-    return (uint8_t*)ft_align((uint64_t)own.data(), 64);
+    for (int64_t i; (i = next.fetch_add(step, std::memory_order_relaxed)) < end;)
+      rows(i, std::min(end, i + step), worker);
   }
   void run() {
     Pool& pool = Pool::instance();
-    if (count > 1 && pool.threads() > 1 && pool.acquire()) {
+    if (next + step < end && pool.threads() > 1 && pool.acquire()) {
       pooled = true;
       if (!pool.run(*this, 1000))
         while (!pool.quiet(1000)) {
@@ -46,11 +39,30 @@ struct Product : Job {
   }
   const TileFormat& format;
   const MatrixJob& job;
-  int64_t step = 0, count = 0;
+  std::atomic<int64_t> next;
+  int64_t end, step = 0;
   size_t scratch = 0;
   bool pooled = false;
-  std::atomic<int64_t> next{0};
+};
+
+struct Product : Rows {
+  using Rows::Rows;
+  void rows(int64_t first, int64_t last, int worker) override {
+    uint8_t* memory;
+    if (pooled) {
+      memory = Pool::instance().scratch(worker, scratch);
+    } else {
+      own.resize(scratch + 64);
+      memory = (uint8_t*)ft_align((uint64_t)own.data(), 64);
+    }
+    format.matrix(job, first, last, memory);
+  }
   std::vector<uint8_t> own;
+};
+
+struct Numbers : Rows {
+  using Rows::Rows;
+  void rows(int64_t first, int64_t last, int) override { format.numbers(job, first, last); }
 };
 
 // Null if there is no such tier or format, or the format is plain.
@@ -80,7 +92,17 @@ int ft_coded_linear(int tier, int format, int dtype, const void* x, const void* 
   if (!f || !bytes || rows > FT_ROWS || dtype < FT_BF16 || dtype > FT_F32) return FT_FAILED;
   if (rows < 1) return FT_OK;
   const MatrixJob job{x, w, bias, y, rows, n, k, dtype};
-  Product(*f, job, (int64_t)(bytes / n)).run();
+  Product(*f, job, (int64_t)(bytes / n), 0, n).run();
+  return FT_OK;
+}
+
+int ft_coded_numbers(int tier, int format, const void* w, float* y, int64_t n, int64_t k, int64_t first,
+                     int64_t last) {
+  const TileFormat* f = coded(tier, format);
+  const uint64_t bytes = ft_matrix_bytes(format, n, k);
+  if (!f || !bytes || first < 0 || last > n) return FT_FAILED;
+  const MatrixJob job{nullptr, w, nullptr, y - first * k, 0, n, k, FT_F32};
+  Numbers(*f, job, (int64_t)(bytes / n), first, last).run();
   return FT_OK;
 }
 

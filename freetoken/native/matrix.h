@@ -60,6 +60,19 @@ static void run_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_
   if (i < last) matrix_rows<Format, 1>(f, job, i, x, xs);
 }
 
+// Rows [first, last) of W as floats, job.y being row 0.
+template <class Tile>
+static void matrix_numbers(const MatrixJob& job, int64_t first, int64_t last) {
+  const Tile tile(Shape(job.n, job.k, 1), (const uint8_t*)job.w);
+  for (int64_t i = first; i < last; i++)
+    for (int64_t k = 0; k < job.k; k += STEP) {
+      F w[V];
+      tile.row(0, (int)i, k, w);
+      float* out = (float*)job.y + i * job.k + k;
+      for (int v = 0; v < V; v++) store(out + v * W, w[v]);
+    }
+}
+
 template <class Tile>
 static uint64_t matrix_bytes(int64_t rows, int64_t columns) {
   const Shape shape(rows, columns, 1);

@@ -14,6 +14,9 @@ FT_API uint64_t ft_matrix_bytes(int format, int64_t rows, int64_t columns);
  * At most 32 rows. A row's bits don't depend on the others, nor on threads. */
 FT_API int ft_coded_linear(int tier, int format, int dtype, const void* x, const void* w, const void* bias, void* y,
                            int64_t rows, int64_t n, int64_t k);
+/* y float [last - first, k] = rows [first, last) of a coded W [n, k]. */
+FT_API int ft_coded_numbers(int tier, int format, const void* w, float* y, int64_t n, int64_t k, int64_t first,
+                            int64_t last);
 
 #ifdef __cplusplus
 }

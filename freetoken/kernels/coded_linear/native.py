@@ -1,4 +1,4 @@
-"""Coded linear by the native library: codes become numbers in registers, memory is read once."""
+"""Coded linear by the native library: for few rows codes become numbers in registers and are read once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from torch import Tensor
 
 from freetoken.core.weights import CodedWeight, WeightFormat
 from freetoken.kernels.coded_linear import reference
-from freetoken.native.library import library
+from freetoken.native.library import Library, library
 
 RANK = 10
-MOST_ROWS = 32
+MOST_ROWS = 16
+AT_ONCE = 1 << 22
+"""Numbers that are decoded at once: they stay in the cache."""
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -30,13 +32,31 @@ def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:
         return reference.coded_linear(x, weight, bias)
     rows, columns = weight.shape
     given = (x if weight.columns is None else x[..., weight.columns]).reshape(-1, columns).contiguous()
+    if given.shape[0] > MOST_ROWS:
+        return _by_numbers(lib, given, weight, bias).view(*x.shape[:-1], rows)
     out = torch.empty((given.shape[0], rows), dtype=x.dtype)
-    extra = 0 if bias is None else bias.contiguous().data_ptr()
-    for first in range(0, given.shape[0], MOST_ROWS):
-        some = given[first : first + MOST_ROWS]
-        lib.coded_linear(
-            (weight.fmt.name, _DTYPES[x.dtype]),
-            (some.data_ptr(), weight.packed.data_ptr(), extra, out[first:].data_ptr()),
-            (len(some), rows, columns),
-        )
+    lib.coded_linear(
+        (weight.fmt.name, _DTYPES[x.dtype]),
+        (
+            given.data_ptr(),
+            weight.packed.data_ptr(),
+            0 if bias is None else bias.contiguous().data_ptr(),
+            out.data_ptr(),
+        ),
+        (given.shape[0], rows, columns),
+    )
     return out.view(*x.shape[:-1], rows)
+
+
+def _by_numbers(lib: Library, x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:
+    """Many rows: some of W as float32 at a time, which a GEMM multiplies faster than codes can be."""
+    rows, columns = weight.shape
+    wide, step = x.float(), max(1, AT_ONCE // columns)
+    out = torch.empty((x.shape[0], rows))
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        numbers = torch.empty((last - first, columns))
+        places = weight.packed.data_ptr(), numbers.data_ptr()
+        lib.coded_numbers(weight.fmt.name, places, weight.shape, (first, last))
+        out[:, first:last] = wide @ numbers.t()
+    return (out if bias is None else out + bias.float()).to(x.dtype)

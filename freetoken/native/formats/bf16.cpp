@@ -99,6 +99,6 @@ static void run(const TileJob& job) {
 }
 
 extern const TileFormat format_bf16;
-const TileFormat format_bf16 = {"bf16", run, plain_bytes<uint16_t>, nullptr, nullptr};
+const TileFormat format_bf16 = {"bf16", run, plain_bytes<uint16_t>, nullptr, nullptr, nullptr};
 
 }  // namespace FT_NS

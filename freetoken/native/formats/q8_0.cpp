@@ -42,6 +42,7 @@ static uint64_t tile_bytes(uint32_t w, uint32_t h) {
 }
 
 extern const TileFormat format_q8_0;
-const TileFormat format_q8_0 = {"q8_0", run, tile_bytes, run_matrix<Coded<Q8_0>>, matrix_bytes<Q8_0>};
+const TileFormat format_q8_0 = {"q8_0", run, tile_bytes, matrix_bytes<Q8_0>, run_matrix<Coded<Q8_0>>,
+                                matrix_numbers<Q8_0>};
 
 }  // namespace FT_NS
