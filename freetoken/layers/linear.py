@@ -48,13 +48,6 @@ class Linear(Product):
         self.exact = exact
         self.shape = (weight.shape[0], weight.shape[1])
 
-    @classmethod
-    def join(
-        cls, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, exact: bool = False
-    ) -> Linear:
-        """Stack several projections of one input: one product instead of many."""
-        return cls(torch.cat(list(weights)), torch.cat(list(biases)) if biases else None, exact=exact)
-
     def __call__(self, x: Tensor) -> Tensor:
         return (linear_exact if self.exact else linear)(x, self.weight, self.bias)
 
@@ -91,22 +84,14 @@ class Stacked(Product):
 
 
 def stack(
-    weights: Sequence[Tensor | CodedWeight],
-    biases: Sequence[Tensor] | None = None,
-    *,
-    exact: bool = False,
+    weights: Sequence[Tensor | CodedWeight], biases: Sequence[Tensor | None], *, exact: bool = False
 ) -> Product:
-    """Projections of one input as one product: neighbours in numbers are joined, coded ones stay."""
-    parts: list[Product] = []
-    plain: list[int] = []
-    for i, weight in enumerate([*weights, None]):
-        if isinstance(weight, Tensor):
-            plain.append(i)
-            continue
-        if plain:
-            given = [w for j in plain if isinstance(w := weights[j], Tensor)]
-            parts.append(Linear.join(given, biases and [biases[j] for j in plain], exact=exact))
-            plain = []
-        if weight is not None:
-            parts.append(CodedLinear(weight, biases[i] if biases else None))
+    """Projections of one input as one product."""
+    parts = [_alone(w, bias, exact) for w, bias in zip(weights, biases, strict=True)]
     return parts[0] if len(parts) == 1 else Stacked(parts)
+
+
+def _alone(weight: Tensor | CodedWeight, bias: Tensor | None, exact: bool) -> Product:
+    if isinstance(weight, CodedWeight):
+        return CodedLinear(weight, bias)
+    return Linear(weight, bias, exact=exact)

@@ -107,7 +107,7 @@ class Decoder(Model):
         self._embedding = Embedding(top.weight("model.embed_tokens.weight"), numerics.dtype)
         self._final_norm = RMSNorm(top("model.norm.weight"), config.norm_eps, norm_offset)
         head = self._embedding.weight if config.tie_embeddings else top.weight("lm_head.weight")
-        self._head = stack([head], exact=exact)
+        self._head = stack([head], [None], exact=exact)
         self._make_storage(pools)
         self._mixers: list[AttentionMixer | DeltaMixer] = []
         self._routers: list[Router | None] = []

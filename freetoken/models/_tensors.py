@@ -7,6 +7,7 @@ missing, unknown or ill-shaped tensor at once before the first byte is read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Set
 from functools import partial
 
@@ -240,17 +241,37 @@ class LayerReader:
         stored = reading.numbers(self._source, self._prefix + name)
         return stored.to(self.device, dtype or self.dtype, copy=True)
 
-    def weight(self, name: str) -> Tensor | CodedWeight:
-        """A matrix in its codes, if the device multiplies with them as they are; else in numbers."""
-        full = self._prefix + name
-        if not reading.stays_coded(self._source, full, self.device.type, exact=self.exact):
-            return self(name)
-        fmt, (rows, columns) = reading.find(self._source.coding(full)), self._source.shape(full)
+    def weight(self, *names: str) -> Tensor | CodedWeight:
+        """A matrix, or several of the same coding one below the other: in codes where they `stay` so."""
+        full = [self._prefix + name for name in names]
+        if not self._stays(full[0]):
+            return torch.cat([self(name) for name in names]) if len(names) > 1 else self(names[0])
+        fmt = reading.find(self._source.coding(full[0]))
+        coded = reading.below(reading.stored(self._source, name) for name in full)
+        rows, columns = coded["codes"].shape
         packed = torch.empty(fmt.matrix_bytes(rows, columns), dtype=torch.uint8)
-        fmt.pack_matrix(reading.stored(self._source, full), packed)
-        return CodedWeight(fmt, packed, (rows, columns), self._source.columns(full))
+        fmt.pack_matrix(coded, packed)
+        return CodedWeight(fmt, packed, (rows, columns), self._source.columns(full[0]))
+
+    def _stays(self, full: str) -> bool:
+        return reading.stays_coded(self._source, full, self.device.type, exact=self.exact)
 
     def product(self, *names: str, biased: bool = False) -> Product:
-        """Projections of one input, `<name>.weight` each and `<name>.bias` if biased, as one product."""
-        biases = [self(f"{name}.bias") for name in names] if biased else None
-        return stack([self.weight(f"{name}.weight") for name in names], biases, exact=self.exact)
+        """Projections of one input, `<name>.weight` each and `<name>.bias` if biased, as one product.
+
+        Neighbours that are coded alike, or are numbers, become one matrix.
+        """
+        weights, biases = [], []
+        for _, run in itertools.groupby(names, self._kind):
+            some = list(run)
+            weights.append(self.weight(*(f"{name}.weight" for name in some)))
+            biases.append(torch.cat([self(f"{name}.bias") for name in some]) if biased else None)
+        return stack(weights, biases, exact=self.exact)
+
+    def _kind(self, name: str) -> str:
+        """What neighbours must share to become one matrix."""
+        full = f"{self._prefix}{name}.weight"
+        if not self._stays(full):
+            return ""
+        alone = self._source.columns(full) is not None or not reading.stacks(self._source.coding(full))
+        return full if alone else self._source.coding(full)

@@ -194,10 +194,9 @@ class Library:
     def coded_numbers(
         self, format: str, places: tuple[int, int], shape: tuple[int, int], rows: tuple[int, int]
     ) -> None:
-        """Rows [first, last) of a coded matrix as float32; places: addresses of W [n, k] and of their first."""
-        if not self._started:
-            self.start(default_threads())
-        self._lib.ft_coded_numbers(self._index(""), self.formats.index(format), *places, *shape, *rows)
+        """Rows [first, last) of a coded matrix as float32; places: addresses of W [n, k] and of the first."""
+        self._ready()
+        self._lib.ft_coded_numbers(self._at, self.formats.index(format), *places, *shape, *rows)
 
     def unblock(self, blocks: object, rows: tuple[int, int, int, int], streams: object, down: bool) -> bool:
         """Cut GGUF blocks into a tile's streams (native/unblock.py); False if a factor isn't a number."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from freetoken.core import choices
@@ -79,6 +80,20 @@ def stays_coded(source: WeightSource, name: str, device_type: str, *, exact: boo
         and not exact
         and len(shape) == 2
         and fast(device_type, find(coding), (shape[0], shape[1]))
+    )
+
+
+def stacks(coding: str) -> bool:
+    """True if matrices of the format one below the other are a matrix of the format: no scale spans rows."""
+    fmt = find(coding)
+    return isinstance(fmt, CodedFormat) and all(part.rows == 1 and part.columns for part in fmt.parts)
+
+
+def below(coded: Iterable[CodedMatrix]) -> CodedMatrix:
+    """Matrices of a format that `stacks`, one below the other."""
+    several = list(coded)
+    return (
+        {key: torch.cat([one[key] for one in several]) for key in several[0]} if several[1:] else several[0]
     )
 
 

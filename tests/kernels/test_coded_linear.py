@@ -84,14 +84,15 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
 def test_plain_and_coded_projections_stand_side_by_side() -> None:
     q8, q4 = reading.find("q8_0"), reading.find("q4_0")
     assert isinstance(q8, CodedFormat) and isinstance(q4, CodedFormat)
-    weights = [weight_of(q8, 8, 32, 1), torch.randn(3, 32), torch.randn(2, 32), weight_of(q4, 5, 32, 2)]
-    biases = [torch.randn(n) for n in (8, 3, 2, 5)]
+    weights = [weight_of(q8, 8, 32, 1), torch.randn(3, 32), weight_of(q4, 5, 32, 2)]
+    biases = [torch.randn(8), None, torch.randn(5)]
     both = stack(weights, biases)
-    assert isinstance(both, Stacked) and both.shape == (18, 32)
+    assert isinstance(both, Stacked) and both.shape == (16, 32)
     assert [type(p) for p in both.parts] == [CodedLinear, Linear, CodedLinear]
     x = torch.randn(4, 32)
     numbers = [w if isinstance(w, torch.Tensor) else w.decode(torch.arange(w.shape[0])) for w in weights]
-    want = x @ torch.cat(numbers).t() + torch.cat(biases)
+    whole = torch.cat([b if b is not None else torch.zeros(3) for b in biases])
+    want = x @ torch.cat(numbers).t() + whole
     assert torch.allclose(both(x), want, atol=1e-5)
-    assert torch.allclose(both.add_to(torch.ones(4, 18), x), want + 1, atol=1e-5)
-    assert isinstance(stack([torch.randn(3, 32), torch.randn(2, 32)]), Linear)
+    assert torch.allclose(both.add_to(torch.ones(4, 16), x), want + 1, atol=1e-5)
+    assert isinstance(stack([torch.randn(3, 32)], [None]), Linear)

@@ -65,14 +65,14 @@ def test_a_16_bit_input_is_routed_in_float32() -> None:
 @pytest.mark.parametrize("exact", [False, True], ids=["normal", "exact"])
 def test_a_joined_projection_is_its_parts(exact: bool) -> None:
     x, parts, biases = rand(5, 16), [rand(n, 16) for n in (3, 8, 1)], [rand(n) for n in (3, 8, 1)]
-    joined = Linear.join(parts, biases, exact=exact)(x)
+    joined = Linear(torch.cat(parts), torch.cat(biases), exact=exact)(x)
     apart = [x @ w.t() + b for w, b in zip(parts, biases, strict=True)]
     assert torch.allclose(joined, torch.cat(apart, 1), atol=1e-5)
 
 
 def test_the_shared_expert_is_weighed_by_its_gate() -> None:
     x, gate, up, share, down = rand(5, 16), rand(8, 16), rand(8, 16, seed=1), rand(1, 16), rand(16, 8)
-    mlp = GatedMLP(Linear.join([gate, up, share]), Linear(down), "silu")
+    mlp = GatedMLP(Linear(torch.cat([gate, up, share])), Linear(down), "silu")
     plain = (silu(x @ gate.t()) * (x @ up.t())) @ down.t()
     assert torch.allclose(mlp(x), plain, atol=1e-5)
     h, routed = rand(5, 16, seed=2), rand(5, 16, seed=3)
