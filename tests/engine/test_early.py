@@ -86,4 +86,4 @@ def test_closing_ends_a_load_under_way() -> None:
     built = build(Options(**CPU), early=True, files=SlowFiles(0.01))
     began = time.perf_counter()
     built.close()
-    assert time.perf_counter() - began < 2.0 and built.percent < 100
+    assert time.perf_counter() - began < 10.0 and built.percent < 100

@@ -61,14 +61,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_larger_than_memory_is_refused_within_a_second(case: str, tmp_path: Path) -> None:
+def test_a_model_larger_than_memory_is_refused_before_it_is_read(case: str, tmp_path: Path) -> None:
     wishes, error, text = CASES[case]
     assert sparse(tmp_path, LARGE) > 50 << 30
     build(Options(device="cpu")).engine.close()  # imports
     start = time.process_time()
     with pytest.raises(CapacityError) as e:
         build(Options(model=str(tmp_path), **wishes))
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 10.0, "reading it takes minutes"
     assert e.value.code == error and text in e.value.message
 
 

@@ -130,7 +130,7 @@ def test_workers_sleep_soon_after_the_last_request():
     time.sleep(0.2)
     began = time.process_time()
     time.sleep(0.3)
-    assert time.process_time() - began < 0.05
+    assert time.process_time() - began < 0.15
 
 
 def executor_of(device, numerics=NUMERICS, model: ModelConfig | None = None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -108,10 +107,9 @@ def pristine(model: Path, tmp_path: Path) -> Path:
 
 
 def fault_of(path: Path) -> WeightsError:
-    began = time.perf_counter()
     with pytest.raises(WeightsError) as caught:
         open_checkpoint(path)
-    assert time.perf_counter() - began < 1.0 and caught.value.hint
+    assert caught.value.hint
     return caught.value
 
 
