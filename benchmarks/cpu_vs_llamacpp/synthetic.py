@@ -69,7 +69,9 @@ class Synthetic(WeightSource):
 
         self.geometry, self.fmt = geometry, fmt
         self.model_config = FAMILY.read_config(geometry.config())
-        self._shapes = _tensors.expected(self.model_config, set())
+        self._shapes = _tensors.expected(
+            self.model_config, lambda layer: _tensors.expert_shapes(self.model_config, fused=False)
+        )
 
     def names(self) -> Iterable[str]:
         return self._shapes
