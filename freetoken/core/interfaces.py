@@ -355,6 +355,9 @@ class ExpertBackend(abc.ABC):
     def end_step(self, step_s: float) -> None:
         """A decode step's expert work is complete: controllers and background fills advance."""
 
+    def settle(self) -> None:
+        """Bring `stats` up to date where a device keeps them; waits for it."""
+
     def resize(self, num_slots: int) -> None:
         """Change residency at a safe point; backends without slots have nothing to do."""
 

@@ -59,5 +59,8 @@ class RoutingTap(ExpertBackend):
     def end_step(self, step_s: float) -> None:
         self.inner.end_step(step_s)
 
+    def settle(self) -> None:
+        self.inner.settle()
+
     def resize(self, num_slots: int) -> None:
         self.inner.resize(num_slots)

@@ -215,6 +215,9 @@ class DeviceBackend(ExpertBackend):
         fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
         self.table.set_split(balance(fill, (ANSWER_S + machine.cpu_fixed_s, self._host_tile_s)))
 
+    def settle(self) -> None:
+        self.table.count(self.stats)
+
     def resize(self, num_slots: int) -> None:
         self.table.resize(num_slots)
 
