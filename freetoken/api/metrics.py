@@ -38,6 +38,8 @@ _COUNTERS: tuple[_Row, ...] = (
     ("experts.missing_tiles", "expert_missing_tiles", {}, "Tiles of missing experts"),
     ("experts.filled_tiles", "expert_filled_tiles", {}, "Tiles of missing experts that were copied"),
     ("experts.cpu_tiles", "expert_cpu_tiles", {}, "Tiles of missing experts computed on the CPU"),
+    ("experts.ahead_tiles", "expert_prefetched_tiles", {}, "Tiles of experts brought early"),
+    ("experts.ahead_right", "expert_prefetched_wanted", {}, "Of them, those asked for"),
     ("experts.link_bytes", "expert_bytes", {"tier": "link"}, "Bytes of experts read, by tier"),
     ("experts.prefill_link_bytes", "expert_bytes", {"tier": "prefill_link"}, ""),
     ("experts.host_bytes", "expert_bytes", {"tier": "host"}, ""),

@@ -13,6 +13,7 @@ type of data only.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -247,6 +248,7 @@ class ExpertStats:
 
     hits + misses = requests (distinct routed experts of live rows, per layer-step);
     missing_tiles = filled_tiles + cpu_tiles (before prefill); bytes moved over the link.
+    ahead_tiles were prefetched; the layer of ahead_judged has looked up since and wanted ahead_right.
     """
 
     steps: int = 0
@@ -259,6 +261,9 @@ class ExpertStats:
     fills: int = 0
     evictions: int = 0
     promotions: int = 0
+    ahead_tiles: int = 0
+    ahead_judged: int = 0
+    ahead_right: int = 0
     link_bytes: int = 0
     prefill_link_bytes: int = 0
     host_bytes: int = 0
@@ -333,6 +338,9 @@ class ExpertBackend(abc.ABC):
         x [T, H] of all sub-chunks, routing of T rows. Returns float32 [T, H].
         """
 
+    def look_ahead(self, layer: int, guess: Callable[[], Tensor]) -> None:
+        """The layer after the one that has begun: `guess` tells int32 [T, k] of it, if it is worth asking."""
+
     def begin_job(self, num_tokens: int) -> None:
         """A layer-major prefill starts: set the ring up."""
 
@@ -387,6 +395,10 @@ class Model(abc.ABC):
     def route(self, layer: int, h: Tensor, batch: Batch) -> tuple[Tensor, Routing]:
         """Return the normed x [T, H] and the routing of a MoE layer."""
 
+    def guess(self, layer: int, h: Tensor, batch: Batch) -> Tensor:
+        """Which experts a later layer would choose for this hidden state: int32 [T, k]."""
+        return self.route(layer, h, batch)[1].ids
+
     @abc.abstractmethod
     def combine(self, layer: int, h: Tensor, x: Tensor, routed: Tensor) -> Tensor:
         """Add the shared expert last to `routed` float32 [T, H], round once, add the residual."""
@@ -407,6 +419,7 @@ class Model(abc.ABC):
     def hidden(self, batch: Batch, experts: ExpertBackend) -> Tensor:
         """The hidden state [T, H] of a batch after all layers."""
         h = self.embed(batch)
+        with_experts = self.config.moe_layers
         for layer, moe_layer in enumerate(self.config.moe_layer_of):
             h = self.mix(layer, h, batch)
             if moe_layer < 0:
@@ -414,6 +427,9 @@ class Model(abc.ABC):
                 continue
             x, routing = self.route(layer, h, batch)
             experts.begin(moe_layer, x, routing, batch)
+            if moe_layer + 1 < len(with_experts):
+                guess = functools.partial(self.guess, with_experts[moe_layer + 1], h, batch)
+                experts.look_ahead(moe_layer + 1, guess)
             h = self.add_experts(layer, h, x, experts)
         return h
 

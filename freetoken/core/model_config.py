@@ -129,8 +129,13 @@ class ModelConfig:
         return tuple(out)
 
     @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers that have experts."""
+        return tuple(i for i, spec in enumerate(self.layers) if spec.mlp == "moe")
+
+    @property
     def num_moe_layers(self) -> int:
-        return sum(spec.mlp == "moe" for spec in self.layers)
+        return len(self.moe_layers)
 
     def mixer_index(self, layer: int) -> int:
         """Return the rank of `layer` among the layers with the same mixer kind."""

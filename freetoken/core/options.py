@@ -87,6 +87,12 @@ class Options:
     moe_hybrid_max_fetch: int | None = _opt(
         int, "most experts filled per layer-step in hybrid", "experts", bounds=(0,)
     )
+    moe_prefetch: int | None = _opt(
+        int,
+        "tiles of the next layer's likely experts to bring while the link is idle, 0 = none",
+        "experts",
+        bounds=(0, 32),
+    )
     moe_prefill_hit_d2d: bool = _opt(
         "flag", "accepted; resident experts are always used in place", "experts", default=False
     )

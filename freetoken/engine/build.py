@@ -214,6 +214,7 @@ def _experts(parts: Parts, plan: Plan, filling: Filling | None) -> ExpertBackend
         threads=min(options.moe_cpu_threads or default_threads(), _usable_cpus()),
         cpu_layers=options.moe_cpu_layers or 0,
         max_fetch=options.moe_hybrid_max_fetch or 0,
+        prefetch=options.moe_prefetch,
         overlap=not options.disable_moe_prefill_overlap,
         max_rows=plan.max_running + plan.chunk_tokens,
         chunk_tokens=plan.chunk_tokens,

@@ -227,7 +227,10 @@ def _cold(options: Options, facts: Facts, reasons: list[str]) -> tuple[int, int]
 
 def _unused(options: Options, facts: Facts, backend: str) -> list[str]:
     """One line for each wish that has no meaning with this device and backend."""
-    needs_slots = ("moe_cache_size", "moe_cache_rate", "moe_hybrid_max_fetch", "disable_moe_prefill_overlap")
+    needs_slots = (
+        "moe_cache_size", "moe_cache_rate", "moe_hybrid_max_fetch", "moe_prefetch",
+        "disable_moe_prefill_overlap",
+    )  # fmt: skip
     needs_memory = ("gpu_memory", "memory_ratio")
     needs_machine = ("sim_link_bw", "sim_host_bw")
     idle: list[tuple[str, str]] = []

@@ -14,7 +14,7 @@ from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import ExpertStats
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import BUCKETS, ONE
-from freetoken.kernels.expert_step import VICTIMS, Place, Table, prepare_victims
+from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Place, Table, prepare_victims
 
 MIN_SLOTS = 6
 POLICIES = ("two_speed", "lru")
@@ -49,10 +49,12 @@ class SlotTable:
             victims=ints(VICTIMS),
             words=ints(16),
             split=ints(BUCKETS, 2),
-            stats=ints(8, dtype=torch.int64),
+            stats=ints(COUNTERS, dtype=torch.int64),
             work=ints(bank.num_experts, 4, value=-1),
             here=ints(bank.num_experts),
             usable=ints(1, value=count + 1),
+            ahead=ints(VICTIMS, 4, value=-1),
+            budget=ints(1),
             policy=name,
         )
         if not everything:
@@ -89,6 +91,10 @@ class SlotTable:
         host = words.int().expand(BUCKETS, 2).contiguous()
         host = host.pin_memory() if self._device.torch_device.type == "cuda" else host
         self.table.split.copy_(host, non_blocking=True)
+
+    def set_prefetch(self, tiles: int) -> None:
+        """Tiles that may be brought ahead of a layer, from the next layer-step on."""
+        self.table.budget.fill_(tiles)
 
     def load_everything(self) -> None:
         """Give every record its slot and its bytes."""
@@ -141,9 +147,10 @@ class SlotTable:
             self._snapshot = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
             self._snapshot.copy_(self.table.stats, non_blocking=True)
         stats.requests, stats.hits, stats.misses, stats.missing_tiles = values[:4]
-        stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:]
+        stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:8]
+        stats.ahead_tiles, stats.ahead_judged, stats.ahead_right = values[8:]
         size = max(one.tile_bytes for one in self._bank.layouts)
-        stats.link_bytes, stats.host_bytes = values[4] * size, values[5] * size
+        stats.link_bytes, stats.host_bytes = (values[4] + values[8]) * size, values[5] * size
 
     def resize(self, num_slots: int) -> None:
         """Change the number of slots at a safe point; the warmest stay, moved out of an unmapped tail."""

@@ -21,6 +21,7 @@ class ExpertSetup:
     cpu_layers    the first N MoE layers are always computed on the CPU (hybrid)
     static        residency never changes while decoding: misses are the CPU's (hybrid)
     max_fetch     most experts filled per layer-step in hybrid, 0 = no cap
+    prefetch      tiles of a layer's experts brought before it asks; None = what the idle link has time for
     overlap       False: prefill without a second buffer, for measuring
     max_rows      rows of the largest decode or riding-prefill batch
     chunk_tokens  rows of a prefill sub-chunk
@@ -40,6 +41,7 @@ class ExpertSetup:
     cpu_layers: int = 0
     static: bool = False
     max_fetch: int = 0
+    prefetch: int | None = None
     overlap: bool = True
     max_rows: int = 64
     chunk_tokens: int = 2048

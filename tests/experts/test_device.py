@@ -17,7 +17,9 @@ from .device_build import KernelCpu
 needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
 
 
-def backend(tiny: build.Tiny, name: str, slots: int = 0, chunk: int = 2048) -> DeviceBackend:
+def backend(
+    tiny: build.Tiny, name: str, slots: int = 0, chunk: int = 2048, prefetch: int | None = None
+) -> DeviceBackend:
     setup = ExpertSetup(
         config=tiny.config,
         bank=tiny.bank,
@@ -27,6 +29,7 @@ def backend(tiny: build.Tiny, name: str, slots: int = 0, chunk: int = 2048) -> D
         max_slots=tiny.bank.num_layers * tiny.bank.num_experts,
         threads=2,
         chunk_tokens=chunk,
+        prefetch=prefetch,
     )
     return DeviceBackend(setup, name)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freetoken.kernels.expert_step import VICTIMS, Call, Io, Place, Table
+from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Call, Io, Place, Table
 
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -28,7 +28,9 @@ class Shape:
     device: str = "cpu"
 
 
-def table(shape: Shape, policy: str = "two_speed", alpha: float = 1.0, beta: float = 0.0) -> Table:
+def table(
+    shape: Shape, policy: str = "two_speed", alpha: float = 1.0, beta: float = 0.0, budget: int = 0
+) -> Table:
     total = shape.layers * shape.experts
 
     def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -48,10 +50,12 @@ def table(shape: Shape, policy: str = "two_speed", alpha: float = 1.0, beta: flo
         victims=victims,
         words=ints(16),
         split=split,
-        stats=ints(8, dtype=torch.int64),
+        stats=ints(COUNTERS, dtype=torch.int64),
         work=ints(shape.experts, 4, value=-1),
         here=ints(shape.experts),
         usable=ints(1, value=shape.slots + 1),
+        ahead=ints(VICTIMS, 4, value=-1),
+        budget=ints(1, value=budget),
         policy=policy,
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from freetoken.kernels._triton import INTERPRETED
 from freetoken.kernels.expert_step import reference, triton
+from freetoken.kernels.expert_step._types import AHEAD
 from tests.kernels import step_build as build
 
 # numpy's, from the interpreter's loops with run-time bounds.
@@ -42,11 +43,12 @@ def compare(
     *,
     host: bool,
     steps: int = 4,
+    budget: int = 0,
     device: str = "cpu",
 ) -> None:
     """`shape` by the reference on the CPU, and by Triton on `device`."""
     shapes = [shape, replace(shape, device=device)]
-    tables = [build.table(one, policy, alpha, 0.7) for one in shapes]
+    tables = [build.table(one, policy, alpha, 0.7, budget) for one in shapes]
     placed = [build.places(one) for one in shapes]
     blocks = [build.block(one, rows) if host else None for one in shapes]
     for step in range(steps):
@@ -66,6 +68,13 @@ def compare(
                 maker.run_tiles(table, place, call)
                 outs.append(maker.combine(table, place, call).cpu())
                 maker.prepare_victims(table, layer, shape.experts)
+                if budget and layer + 1 < shape.layers:
+                    soon, _ = build.routing(one, rows, 100 * step + layer + 1 + 7 * (step % 2), int(rows > 2))
+                    maker.look_ahead(table, places[layer + 1], call.ids, soon)
+                    maker.fetch_ahead(table, places[layer + 1])
+            if budget:
+                brought = [t.ahead[t.ahead[:, 0].cummin(0).values >= 0].cpu() for t in tables]
+                assert torch.equal(*brought)
             for name in ("slot_of", "expert_of", "fast", "slow", "victims", "words", "stats", "here", "work"):
                 mine, theirs = (getattr(t, name).cpu() for t in tables)
                 if name == "here":
@@ -76,6 +85,7 @@ def compare(
             assert torch.equal(tables[0].tiles_in[owned], tables[1].tiles_in.cpu()[owned])
             torch.testing.assert_close(outs[1], outs[0], rtol=2e-3, atol=2e-3)
             assert torch.equal(placed[0][0].slots, placed[1][0].slots.cpu()), "slots hold other bytes"
+    assert bool(tables[0].stats[AHEAD]) == (budget > 0)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,12 @@ def test_the_device_decides_and_computes_as_the_reference(
 ) -> None:
     shape = build.Shape() if host else build.Shape(experts=6, slots=9, hidden=40)
     compare(shape, rows, policy, alpha, host=host, steps=STEPS, device=PLACE)
+
+
+@pytest.mark.parametrize(("rows", "budget"), [(1, 3), (3, 11)])
+def test_the_next_layers_tiles_are_brought_as_by_the_reference(rows: int, budget: int) -> None:
+    shape = build.Shape(hidden=40)
+    compare(shape, rows, "two_speed", 0.5, host=True, steps=STEPS, budget=budget, device=PLACE)
 
 
 def test_the_host_takes_everything_where_it_is_told_to() -> None:

@@ -104,15 +104,7 @@ class Runner:
             for seq, ids in work
         ]
         batch = self.buffers.fill(segments, bucket)
-        h = self.model.embed(batch)
-        for layer, moe_layer in enumerate(self.config.moe_layer_of):
-            h = self.model.mix(layer, h, batch)
-            if moe_layer < 0:
-                h = self.model.dense(layer, h)
-                continue
-            x, routing = self.model.route(layer, h, batch)
-            self.experts.begin(moe_layer, x, routing, batch)
-            h = self.model.combine(layer, h, x, self.experts.finish(moe_layer))
+        h = self.model.hidden(batch, self.experts)
         logits = self.model.head(h, torch.arange(batch.num_live))
         for i, (seq, ids) in enumerate(work):
             seq.logits.append(logits[batch.query_start[i] : batch.query_start[i + 1]])

@@ -11,7 +11,8 @@ but for `end_step`, which looks at counters once in a while. Rows beyond MOST_RO
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
@@ -24,10 +25,11 @@ from freetoken.experts.device_stream import DeviceStream
 from freetoken.experts.device_table import SlotTable
 from freetoken.experts.gpu_support import can_compute_here
 from freetoken.experts.poller import Poller, can_compute
+from freetoken.experts.prefetch import Prefetch, tiles_of_idle_time
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import balance
 from freetoken.kernels import expert_step as step
-from freetoken.kernels.expert_step import MOST_ROWS, Call, Io
+from freetoken.kernels.expert_step import MOST_ROWS, VICTIMS, Call, Io
 
 COUNT_EVERY = 16
 ANSWER_S = 6e-6
@@ -35,6 +37,8 @@ ANSWER_S = 6e-6
 LINK_SHARE = 0.85
 """What kernels read of the link's copy rate (measured 46.8 of 55 GB/s)."""
 LEARN = 0.25
+ASK_AGAIN = 512
+"""Steps after which a host that has become too slow to be asked is asked again."""
 HOST_ROWS = 16
 """Batches of more rows are the link's: an expert with many rows costs the host arithmetic, not reading."""
 
@@ -61,13 +65,15 @@ class DeviceBackend(ExpertBackend):
         self._side = torch.cuda.Stream(self.device.torch_device) if self.device.name == "cuda" else None
         self._partials: dict[int, Tensor] = {}
         self._call: Call | None = None
+        self._beside: list[object] = []
         self._parts: list[Tensor] = []
         self._stream = DeviceStream(setup, self.table)
         self._steps = 0
         size = max(one.tile_bytes for one in self.bank.layouts)
         self._host_tile_s = size / self.device.machine.host_bw_beside_link
-        self._told = (0.0, 0, 0)
+        self._told, self._unasked = (0.0, 0, 0), 0
         self.table.set_split(self._split())
+        self._prefetch = self._plan_prefetch()
         if name == "fused":
             self.table.load_everything()
 
@@ -96,6 +102,17 @@ class DeviceBackend(ExpertBackend):
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
         fill = (machine.fill_fixed_s, size / machine.link_bw)
         return balance(fill, (machine.cpu_fixed_s, size / machine.host_bw_beside_link))
+
+    def _plan_prefetch(self) -> Prefetch | None:
+        """The link's idle time goes to the next layer, where there is a link that misses use."""
+        machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
+        tiles = tiles_of_idle_time(LINK_SHARE * machine.link_bw, size, VICTIMS)
+        if self.setup.prefetch is not None:
+            tiles = min(self.setup.prefetch, VICTIMS)
+        if self.name not in ("offload", "hybrid") or not tiles:
+            return None
+        self.table.set_prefetch(tiles)
+        return Prefetch(tiles)
 
     # --- one layer-step ---
 
@@ -133,23 +150,47 @@ class DeviceBackend(ExpertBackend):
         io = self.io if x.shape[0] <= HOST_ROWS else None
         bucket = max(0, x.shape[0] - 1).bit_length()
         call = self._call = Call(x, ids, weights, self._scratch(layer, x.shape[0]), io, bucket)
+        self._join()
         step.look_up(table, place, call)
-        if self._side is None:
-            step.run_tiles(table, place, call)
+        with self._aside():
             step.prepare_victims(table, layer, self.bank.num_experts)
-            return
-        main = torch.cuda.current_stream()
-        self._side.wait_stream(main)
         step.run_tiles(table, place, call)
+
+    def look_ahead(self, layer: int, guess: Callable[[], Tensor]) -> None:
+        """Bring what `layer` will probably miss, beside all that comes before its look-up."""
+        call, table, place = self._call, self.table.table, self.table.places[layer]
+        if self._prefetch is None or call is None or self._parts or call.x.shape[0] > HOST_ROWS:
+            return
+        with self._aside(after=False):
+            soon = guess()
+            step.look_ahead(table, place, call.ids, soon)
+        with self._aside():  # after run_tiles: until then the link is busy, and slots are read that may go
+            step.fetch_ahead(table, place)
+        self._beside += [call, guess, soon]
+
+    @contextlib.contextmanager
+    def _aside(self, *, after: bool = True) -> Generator[None]:
+        """Launch beside the main stream, after what it has been given so far."""
+        if self._side is None:
+            yield
+            return
+        if after:
+            self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
-            step.prepare_victims(table, layer, self.bank.num_experts)
+            yield
+
+    def _join(self) -> None:
+        """What was launched aside is over for whatever comes next; what it reads may be freed."""
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        self._beside.clear()
 
     def _end(self, layer: int, residual: Tensor | None = None) -> Tensor:
         call, self._call = self._call, None
         assert call is not None
         out = step.combine(self.table.table, self.table.places[layer], call, residual)
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
+        if layer == self.bank.num_layers - 1:
+            self._join()
         return out
 
     def _scratch(self, layer: int, rows: int) -> Tensor:
@@ -202,6 +243,9 @@ class DeviceBackend(ExpertBackend):
             self.table.count(self.stats, wait=False)
             if self.name == "hybrid":
                 self._learn()
+            if self._prefetch is not None:
+                made, right = self.stats.ahead_judged, self.stats.ahead_right
+                self.table.set_prefetch(self._prefetch.budget(self._steps, made, right))
 
     def _learn(self) -> None:
         """Set the split anew from what the host's last answers took: a busy neighbour shifts it."""
@@ -209,9 +253,14 @@ class DeviceBackend(ExpertBackend):
         seconds, tiles, requests = (b - a for a, b in zip(self._told, self._poller.totals(), strict=True))
         self._told = self._poller.totals()
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
+        self._unasked = 0 if requests else self._unasked + COUNT_EVERY
         if tiles > 0 and requests > 0:
             took = max(seconds - requests * ANSWER_S, 0.3 * seconds) / tiles
             self._host_tile_s += LEARN * (took - self._host_tile_s)
+        elif (
+            self._unasked >= ASK_AGAIN
+        ):  # what was slow then may be fast now: ask, and learn from the answers
+            self._unasked, self._host_tile_s = 0, size / machine.host_bw_beside_link
         fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
         self.table.set_split(balance(fill, (ANSWER_S + machine.cpu_fixed_s, self._host_tile_s)))
 

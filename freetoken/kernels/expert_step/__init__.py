@@ -6,6 +6,8 @@
     run_tiles(table, place, call)                partial outputs of resident and arriving tiles
     combine(table, place, call, residual)        float32 [T, H]: the sum over routes, ascending expert id;
                                                  with a residual [T, H]: that + the sum rounded to its type
+    look_ahead(table, place, now, soon)          guessed routes of the next layer: which tiles come early
+    fetch_ahead(table, place)                    brings them
 
 Everything is stream-ordered: an arriving tile is read from host memory and kept in its slot by the same
 launch that computes it, so a slot is complete for whatever is launched later, and no host decides anything.
@@ -21,9 +23,9 @@ from torch import Tensor
 
 from freetoken.kernels._choose import choose
 from freetoken.kernels.expert_step import reference, triton
-from freetoken.kernels.expert_step._types import MOST_ROWS, VICTIMS, Call, Io, Place, Table
+from freetoken.kernels.expert_step._types import COUNTERS, MOST_ROWS, VICTIMS, Call, Io, Place, Table
 
-__all__ = ["MOST_ROWS", "VICTIMS", "Call", "Io", "Place", "Table"]
+__all__ = ["COUNTERS", "MOST_ROWS", "VICTIMS", "Call", "Io", "Place", "Table"]
 
 MAKERS = (reference, triton)
 
@@ -53,3 +55,16 @@ def run_tiles(table: Table, place: Place, call: Call) -> None:
 def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
     out: Tensor = choose(MAKERS, table.words.device.type).combine(table, place, call, residual)
     return out
+
+
+def look_ahead(table: Table, place: Place, now: Tensor, soon: Tensor) -> None:
+    """Choose up to `table.budget` tiles of `place`'s layer to bring before it looks up.
+
+    now, soon   int32 [T, k]: the routes of the layer before, and the guessed ones of this layer
+    """
+    choose(MAKERS, table.words.device.type).look_ahead(table, place, now, soon)
+
+
+def fetch_ahead(table: Table, place: Place) -> None:
+    """Copy what `look_ahead` chose into its slots. The layer before must be through with its slots."""
+    choose(MAKERS, table.words.device.type).fetch_ahead(table, place)

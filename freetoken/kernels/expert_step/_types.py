@@ -9,7 +9,8 @@ from torch import Tensor
 MOST_ROWS = 64
 VICTIMS = 32
 STEP, SEQUENCE, CREDIT, FAILED, PENDING, PASSED = range(6)
-EVICTIONS = 7
+EVICTIONS, AHEAD, JUDGED, RIGHT = 7, 8, 9, 10
+COUNTERS = 11
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,13 @@ class Table:
     victims [VICTIMS]          slots that may be given away, coldest first, 0 = none
     words [16]                 STEP SEQUENCE CREDIT FAILED PENDING PASSED
     split [BUCKETS, 2]         alpha, beta as Q16.16 (experts.split)
-    stats int64 [8]            requests, hits, misses, missing, filled and host tiles, fills, EVICTIONS
+    stats int64 [COUNTERS]     requests, hits, misses, missing, filled and host tiles, fills, EVICTIONS;
+                               tiles brought ahead, those whose layer looked up since, those it wanted
     work [E, 4]                the layer-step's list: expert, slot, tiles here, tiles computed here
     here [E]                   tiles computed here, by expert of the layer
     usable [1]                 slots that are mapped
+    ahead [VICTIMS, 4]         what was brought ahead: expert, slot, first tile, end; -1 ends the list
+    budget [1]                 tiles to bring ahead of a layer, at most VICTIMS
     policy                     "two_speed" or "lru"
     """
 
@@ -40,6 +44,8 @@ class Table:
     work: Tensor
     here: Tensor
     usable: Tensor
+    ahead: Tensor
+    budget: Tensor
     policy: str = "two_speed"
 
 

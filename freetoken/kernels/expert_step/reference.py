@@ -11,11 +11,14 @@ from torch import Tensor
 from freetoken.kernels.activation import activate
 from freetoken.kernels.expert_step import _rules as rules
 from freetoken.kernels.expert_step._types import (
+    AHEAD,
     CREDIT,
     EVICTIONS,
     FAILED,
+    JUDGED,
     PASSED,
     PENDING,
+    RIGHT,
     SEQUENCE,
     STEP,
     Call,
@@ -148,6 +151,50 @@ def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
     best = np.lexsort((np.arange(len(keys)), keys))[: len(table.victims)]
     table.victims.zero_()
     table.victims[: len(best)] = torch.from_numpy(best + 1).int()
+
+
+def look_ahead(table: Table, place: Place, now: Tensor, soon: Tensor) -> None:
+    base, stats, victims = place.layer * place.num_experts, table.stats.numpy(), table.victims.numpy()
+    slot_of, expert_of, tiles_in = table.slot_of.numpy(), table.expert_of.numpy(), table.tiles_in.numpy()
+    busy = {base - place.num_experts + e for e in now.view(-1).tolist() if e >= 0}
+    for expert, _, first, end in table.ahead.tolist():
+        if base - place.num_experts <= expert < base:
+            stats[JUDGED] += end - first
+            stats[RIGHT] += (end - first) * (expert in busy)
+    asked = np.unique(base + soon.numpy()[soon.numpy() >= 0]).astype(np.int64)
+    left, keys, brought = min(int(table.budget[0]), len(table.ahead)), _keys(table), []
+    kept = busy | set(asked.tolist())
+    givable = [v for v, s in enumerate(victims.tolist()) if s > 0 and int(expert_of[s]) not in kept]
+    for expert in sorted(asked.tolist(), key=lambda e: (-keys[e], e)):
+        slot = max(int(slot_of[expert]), 0)
+        have = int(tiles_in[slot]) if slot else 0
+        fill = min(place.num_tiles - have, left)
+        if fill <= 0:
+            continue
+        left -= fill
+        if not slot:
+            if not givable:
+                continue
+            at = givable.pop(0)
+            slot, victims[at] = int(victims[at]), 0
+            if expert_of[slot] >= 0:
+                slot_of[expert_of[slot]] = -1
+            expert_of[slot], slot_of[expert] = expert, slot
+        tiles_in[slot] = have + fill
+        brought.append((expert, slot, have, have + fill))
+        stats[AHEAD] += fill
+    table.ahead[len(brought) :, 0] = -1
+    if brought:
+        table.ahead[: len(brought)] = torch.tensor(sorted(brought), dtype=torch.int32)
+
+
+def fetch_ahead(table: Table, place: Place) -> None:
+    for expert, slot, first, end in table.ahead.tolist():
+        if expert < 0:
+            break
+        a = place.tiles_offset + first * place.tile_bytes if first else 0
+        b = place.tiles_offset + end * place.tile_bytes
+        place.slots[slot, a:b] = place.records[expert - place.layer * place.num_experts, a:b]
 
 
 def run_tiles(table: Table, place: Place, call: Call) -> None:

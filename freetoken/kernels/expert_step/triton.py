@@ -10,13 +10,15 @@ from torch import Tensor
 
 from freetoken.kernels import _triton
 from freetoken.kernels._triton import Card, Launch, card, power_of_two
-from freetoken.kernels.expert_step import _look_up, _tiles
-from freetoken.kernels.expert_step._types import Call, Io, Place, Table
+from freetoken.kernels.expert_step import _ahead, _look_up, _tiles
+from freetoken.kernels.expert_step._types import COUNTERS, VICTIMS, Call, Io, Place, Table
 
 RANK = 20
 KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 AGE_BLOCK = 1024
-SPILLS = {"look_up": 256}
+COPY_BLOCKS, COPY_WORDS = 16, 2048
+"""A prefetch keeps 256 KB on their way, several times what the link holds, and leaves most SMs alone."""
+SPILLS = {"look_up": 256, "look_ahead": 256}
 """Bytes a thread may spill: comparing all pairs of 256 experts doesn't fit its registers."""
 VECTOR_ROWS = 16
 """Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
@@ -99,6 +101,52 @@ def victims_launch(table: Table) -> Launch:
         (table.words, table.expert_of, table.fast, table.slow, table.usable, table.victims),
         {"V": table.victims.numel(), "SP": slots, "TWO_SPEED": table.policy == "two_speed"},
         warps=8 if slots >= 2048 else 4,
+    )
+
+
+def look_ahead(table: Table, place: Place, now: Tensor, soon: Tensor) -> None:
+    look_ahead_launch(table, place, now, soon)()
+
+
+def look_ahead_launch(table: Table, place: Place, now: Tensor, soon: Tensor) -> Launch:
+    rows, top_k = now.shape
+    residency = (table.slot_of, table.expert_of, table.tiles_in, table.fast, table.slow, table.victims)
+    return Launch(
+        _ahead.look_ahead,
+        (1,),
+        (now, soon, table.stats, *residency, table.ahead, table.budget, place.layer, rows),
+        {
+            "E": place.num_experts,
+            "EP": power_of_two(place.num_experts),
+            "K": top_k,
+            "V": table.victims.numel(),
+            "NT": place.num_tiles,
+            "TWO_SPEED": table.policy == "two_speed",
+        },
+        warps=4 if place.num_experts <= 128 else 8,
+    )
+
+
+def fetch_ahead(table: Table, place: Place) -> None:
+    fetch_launch(table, place)()
+
+
+def fetch_launch(table: Table, place: Place) -> Launch:
+    return Launch(
+        _ahead.fetch_ahead,
+        (COPY_BLOCKS,),
+        (
+            table.ahead,
+            place.address,
+            place.records.shape[1],
+            place.slots_address,
+            place.slots.shape[1],
+            place.tiles_offset,
+            place.tile_bytes,
+            place.layer * place.num_experts,
+        ),
+        {"V": table.victims.numel(), "WORDS": COPY_WORDS},
+        warps=8,
     )
 
 
@@ -219,8 +267,9 @@ def _specimen(
 
     table = Table(
         slot_of=ints(experts * 48), expert_of=ints(4096), tiles_in=ints(4096), fast=ints(experts * 48),
-        slow=ints(experts * 48), victims=ints(32), words=ints(16), split=ints(16, 2),
-        stats=ints(8).long(), work=ints(experts, 4), here=ints(experts), usable=ints(1),
+        slow=ints(experts * 48), victims=ints(VICTIMS), words=ints(16), split=ints(16, 2),
+        stats=ints(COUNTERS).long(), work=ints(experts, 4), here=ints(experts), usable=ints(1),
+        ahead=ints(VICTIMS, 4), budget=ints(1),
     )  # fmt: skip
     raw = torch.empty(0, 4096, dtype=torch.uint8, device="meta")
     place = Place(1, experts, raw, 1 << 40, raw, hidden, width, tiles, 6 * width * hidden, 0, "bf16", "silu")
@@ -233,6 +282,8 @@ def _specimen(
         Launch(_look_up.age, (1,), (table.words, table.fast, table.slow, total), _age_consts(table)),
         look_up_launch(table, place, call),
         victims_launch(table),
+        look_ahead_launch(table, place, call.ids, call.ids),
+        fetch_launch(table, place),
         run_launch(table, place, call, where),
         *([wait_launch(table, io)] if host else []),
         combine_launch(table, place, call, x, x),
