@@ -34,9 +34,11 @@ class WeightSource(abc.ABC):
     """Named tensors of a checkpoint, read on demand; safe from many threads.
 
     holds_records   routed experts are no tensors here, but records for the bank
+    owned           what `read` gives is the caller's own memory, not a view of a file
     """
 
     holds_records: bool = False
+    owned: bool = False
 
     @abc.abstractmethod
     def names(self) -> Iterable[str]: ...

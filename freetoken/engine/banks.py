@@ -6,6 +6,7 @@ checkpoint is closed by whoever reads last. Knows no plan and no backend.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -80,6 +81,7 @@ class Filling:
         self._family, self._config, self._checkpoint = family, config, checkpoint
         self._device = device
         self._loading: Loading | None = None
+        self._stopped = False
 
     @property
     def percent(self) -> int:
@@ -125,6 +127,7 @@ class Filling:
 
     def stop(self) -> None:
         """Give up what is not read yet. Idempotent."""
+        self._stopped = True
         if self._loading is not None:
             self._loading.stop()
         self._checkpoint.close()
@@ -135,3 +138,8 @@ class Filling:
 
     def _ended(self, error: Exception | None) -> None:
         self._checkpoint.close()
+        if error is None and self._device.in_host_memory:
+            threading.Thread(target=self._gather, name="freetoken-gather", daemon=True).start()
+
+    def _gather(self) -> None:
+        self.bank.gather(lambda: self._stopped)

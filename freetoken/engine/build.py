@@ -50,6 +50,7 @@ from freetoken.experts.setup import ExpertSetup
 from freetoken.native.topology import default_threads
 from freetoken.weights.files import Files
 from freetoken.weights.load import Checkpoint, open_checkpoint
+from freetoken.weights.read_ahead import ReadAhead
 
 log = logger("build")
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "data" / "demo-model"
@@ -232,7 +233,11 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
         states = memory.num_states
         pools["state"] = device.pool("state", sizes.state_bytes, states, min_units=states, max_units=states)
     parts.progress("reading dense weights", 5)
-    model = parts.family.build(parts.config, parts.checkpoint.source, device, parts.numerics, pools)
+    source = ReadAhead(parts.checkpoint.source, parts.checkpoint.files)
+    try:
+        model = parts.family.build(parts.config, source, device, parts.numerics, pools)
+    finally:
+        source.close()
     parts.progress("reading experts", 10)
     if filling is not None:
         filling.start(pins=plan.backend != "cpu")

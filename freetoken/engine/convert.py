@@ -7,7 +7,6 @@ and what that costs is measured on every one. Memory is one expert for each thre
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -34,6 +33,7 @@ from freetoken.weights import ftw_index
 from freetoken.weights.files import Arena
 from freetoken.weights.ftw_writer import FtwWriter, place, source_key
 from freetoken.weights.load import Checkpoint, open_checkpoint
+from freetoken.weights.read_ahead import natural
 
 Progress = Callable[[str, int], None]
 CHUNK_BYTES = 64 << 20
@@ -135,7 +135,7 @@ class _Conversion:
     def run(self) -> Written:
         moe = self.config.moe if self.formats else None
         layouts = expert_bank.create(self.config, self.formats, phantom=True).layouts if moe else ()
-        names = sorted((n for n in self.checkpoint.source.names() if ".experts." not in n), key=_natural)
+        names = sorted((n for n in self.checkpoint.source.names() if ".experts." not in n), key=natural)
         plan = place(
             [(name, self._dtype(name), self.checkpoint.source.shape(name)) for name in names],
             [(f.name, asdict(one), one.record_bytes) for f, one in zip(self.formats, layouts, strict=True)],
@@ -278,11 +278,6 @@ def _finished(
     for one in running:
         one.result()
         yield
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Layer 2 before layer 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

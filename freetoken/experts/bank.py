@@ -15,12 +15,10 @@ from torch import Tensor
 
 from freetoken.core.interfaces import WeightFormat
 from freetoken.core.model_config import ModelConfig
+from freetoken.experts import host_pages
 from freetoken.experts.arrivals import Arrivals
 from freetoken.experts.packing import RecordSink
 from freetoken.experts.record import RECORD_ALIGN, RecordLayout, layout
-from freetoken.native.library import library
-
-_HUGE_FROM = 64 << 20
 
 
 class ExpertBank(RecordSink):
@@ -45,7 +43,11 @@ class ExpertBank(RecordSink):
         self._starts = [0]
         for one in self.layouts:
             self._starts.append(self._starts[-1] + one.record_bytes * num_experts)
-        self.buffer = _aligned(self._starts[-1], phantom)
+        self._gathers = False
+        if phantom:
+            self.buffer = torch.empty(self._starts[-1], dtype=torch.uint8, device="meta")
+        else:
+            self.buffer, self._gathers = host_pages.allocate(self._starts[-1], RECORD_ALIGN)
         self._layers = [
             self.buffer[a:b].view(num_experts, one.record_bytes)
             for a, b, one in zip(self._starts[:-1], self._starts[1:], self.layouts, strict=True)
@@ -83,6 +85,11 @@ class ExpertBank(RecordSink):
             self._addresses[layer] = pin(self._layers[layer])
         return self._addresses[layer]
 
+    def gather(self, stopped: Callable[[], bool]) -> None:
+        """Put a full bank into huge pages if it isn't there yet; not for memory that is pinned."""
+        if self._gathers:
+            host_pages.gather(self.buffer, stopped)
+
     def place(self, layer: int, expert: int) -> Tensor:
         return self._layers[layer][expert]
 
@@ -96,17 +103,6 @@ class ExpertBank(RecordSink):
     def checksum(self, expert_id: int) -> int:
         """CRC-32 of a record, to compare a copy with its source."""
         return zlib.crc32(self.record(expert_id).numpy().data)
-
-
-def _aligned(num_bytes: int, phantom: bool) -> Tensor:
-    if phantom:
-        return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
-    raw = torch.empty(num_bytes + RECORD_ALIGN, dtype=torch.uint8)
-    start = -raw.data_ptr() % RECORD_ALIGN
-    lib = library()
-    if lib is not None and num_bytes >= _HUGE_FROM:  # before the first touch; fewer page walks while reading
-        lib.advise_huge(raw.data_ptr() + start, num_bytes)
-    return raw[start : start + num_bytes]
 
 
 def create(

@@ -237,9 +237,9 @@ class LayerReader:
         self.dtype, self.device, self.exact = dtype, device, exact
 
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy: never a view of the file, which may go away."""
+        """Memory of its own: never a view of the file, which may go away."""
         stored = reading.numbers(self._source, self._prefix + name)
-        return stored.to(self.device, dtype or self.dtype, copy=True)
+        return stored.to(self.device, dtype or self.dtype, copy=not self._source.owned)
 
     def weight(self, *names: str) -> Tensor | CodedWeight:
         """A matrix, or several of the same coding one below the other: in codes where they `stay` so."""

@@ -110,6 +110,8 @@ FT_API int ft_pack_plain(int item_bytes, const void* gate, const void* up, const
 
 /* Ask for huge pages under [data, data + num_bytes). Returns 0 if the system agreed. */
 FT_API int ft_advise_huge(void* data, uint64_t num_bytes);
+/* Gather what lies in [data, data + num_bytes) in huge pages now. Returns 0 if all of it does. */
+FT_API int ft_collapse(void* data, uint64_t num_bytes);
 
 #ifdef __cplusplus
 }

@@ -219,6 +219,10 @@ class Library:
         """Ask for huge pages under a range; True if the system agreed."""
         return int(self._lib.ft_advise_huge(data, num_bytes)) == 0
 
+    def collapse(self, data: int, num_bytes: int) -> bool:
+        """Gather memory in use in huge pages, in place; True if all of it lies in them."""
+        return int(self._lib.ft_collapse(data, num_bytes)) == 0
+
     def crc32(self, data: int, num_bytes: int, crc: int = 0) -> int:
         """zlib's CRC-32 of memory, continued from `crc`."""
         return int(self._lib.ft_crc32(crc, data, num_bytes))
@@ -266,6 +270,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _F32, *[_PTR] * 4, *[_I64] * 3]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),
+        "ft_collapse": (c_int, [_PTR, _U64]),
         "ft_crc32": (_U32, [_U32, _PTR, _U64]),
         "ft_transpose": (c_int, [c_int, _PTR, _U64, _PTR, _U64, _I64, _I64]),
         "ft_pack_plain": (c_int, [c_int, _PTR, _PTR, _PTR, _PTR, ctypes.POINTER(_U64)]),

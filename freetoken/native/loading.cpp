@@ -8,6 +8,9 @@
 
 #include "api.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -168,6 +171,18 @@ int ft_pack_plain(int item_bytes, const void* gate, const void* up, const void* 
     if (status != FT_OK) return status;
   }
   return FT_OK;
+}
+
+int ft_collapse(void* data, uint64_t num_bytes) {
+#if defined(__linux__)
+  const uint64_t page = 2 << 20, first = ((uint64_t)data + page - 1) / page * page;
+  const uint64_t last = ((uint64_t)data + num_bytes) / page * page;
+  constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, since Linux 6.1
+  return last > first ? madvise((void*)first, last - first, COLLAPSE) : 0;
+#else
+  (void)data, (void)num_bytes;
+  return -1;
+#endif
 }
 
 }  // extern "C"

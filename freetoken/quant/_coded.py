@@ -9,6 +9,7 @@ lossless and `unpack` inverts it; code order is native/coded.h's.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from freetoken.core.codes import Matrix, Scale
 from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import CodedMatrix, WeightFormat
 from freetoken.core.units import align_up, ceil_div
+from freetoken.native import unblock
 
 ALL = 1 << 30
 """Columns of a part whose value is for a whole row."""
@@ -187,22 +189,34 @@ class CodedFormat(WeightFormat):
 
     def pack_some(self, matrices: Mapping[str, CodedMatrix], tile: int, w: int, out: Tensor) -> None:
         """Write tile `tile` of some of an expert's matrices, which come whole."""
+        if not tile:  # all of it at once, not tile by tile
+            self._refuse_all(matrices)
         a, b = tile * w, (tile + 1) * w
         axes = {GATE: -2, UP: -2, DOWN: -1}
         self._write({name: self._cut(m, a, b, axes[name]) for name, m in matrices.items()}, out)
 
     def pack(self, gate: CodedMatrix, up: CodedMatrix, down: CodedMatrix, out: Tensor) -> None:
         """Write one tile: gate, up [w, H] and down [H, w] in coded form; `out` uint8 [tile_bytes]."""
-        self._write({GATE: gate, UP: up, DOWN: down}, out)
+        matrices = {GATE: gate, UP: up, DOWN: down}
+        self._refuse_all(matrices)
+        self._write(matrices, out)
 
-    def _write(self, matrices: Mapping[str, CodedMatrix], out: Tensor) -> None:
+    def _refuse_all(self, matrices: Mapping[str, CodedMatrix]) -> None:
         for coded in matrices.values():
             self.refuse(coded)
+
+    def _write(self, matrices: Mapping[str, CodedMatrix], out: Tensor) -> None:
         name, first = next(iter(matrices.items()))
         w, h = first["codes"].mT.shape if name == DOWN else first["codes"].shape
         matrices = {name: self.store(coded) for name, coded in matrices.items()}
         out.zero_()
-        for one in self.streams(w, h, tuple(matrices)):
+        streams = list(self.streams(w, h, tuple(matrices)))
+        done: list[str] = []
+        if self.words and self.planes:
+            done = [n for n, m in matrices.items() if self._cut_planes(n, m["codes"], out, streams)]
+        for one in streams:
+            if one.part is None and one.matrix in done:
+                continue
             if one.part is None:
                 body = self._pack_plane(one, matrices[one.matrix]["codes"])
             elif not one.part.columns:
@@ -271,6 +285,15 @@ class CodedFormat(WeightFormat):
     def _row_bytes(self, h: int, bits: int) -> int:
         return ceil_div(h, 512 // bits) * 64 if self.words else h * bits // 8
 
+    def _cut_planes(self, name: str, codes: Tensor, out: Tensor, streams: Sequence[Stream]) -> bool:
+        """Write a matrix's planes with the native library, which gives the same bytes; False if it can't."""
+        blocks = _byte_codes(codes.shape[-1], self.planes)
+        if blocks is None or codes.dtype != torch.uint8 or codes.stride(-1) != 1:
+            return False
+        places = [out.data_ptr() + s.offset for s in streams if s.part is None and s.matrix == name]
+        rows = unblock.Rows(codes.data_ptr(), codes.stride(0), *codes.shape)
+        return unblock.unblock(blocks, rows, places, down=name == DOWN)
+
     def _pack_plane(self, one: Stream, codes: Tensor) -> Tensor:
         """Codes [rows, K] -> what the stream holds, of any dtype and shape."""
         bits, low = self.planes[one.plane], sum(self.planes[: one.plane])
@@ -305,6 +328,15 @@ class CodedFormat(WeightFormat):
             halves = words.reshape(*lead, w // (2 * digits), 1, h, 2)
             codes = _split(halves, bits, -3).movedim(-1, -2).reshape(*lead, w, h).mT
         return codes << low
+
+
+@functools.lru_cache
+def _byte_codes(columns: int, planes: tuple[int, ...]) -> unblock.Blocks | None:
+    """Rows of one code a byte, for the native library: a row is one block without parts."""
+    if not unblock.available() or columns >= 1 << 16:
+        return None
+    field = unblock.Field(0, unblock.RAW, 8, 0, columns, 0)
+    return unblock.blocks_of([field], planes, [], (columns, columns, 1))
 
 
 def _scale(part: Part, offset: int, matrix: str, order: int, powers: bool) -> Scale:

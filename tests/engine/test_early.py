@@ -68,7 +68,7 @@ def test_a_device_with_memory_of_its_own_waits_for_what_it_copies(backend: str) 
 
 
 def test_a_disk_that_fails_while_serving_fails_the_request_and_the_status() -> None:
-    built = build(Options(**CPU), early=True, files=SlowFiles(0.001, breaks_after=40))
+    built = build(Options(**CPU), early=True, files=SlowFiles(0.001, breaks_after=200))
     served = Served(built)
     served.submit("a", text_ids(built, 1, 40), 8)
     with pytest.raises(FreeTokenError, match="can't be read any more"):

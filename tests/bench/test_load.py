@@ -1,0 +1,26 @@
+"""`ft bench load` writes its own model, reads it both ways and reports a row for each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from freetoken.bench import load
+from freetoken.cli import main as cli
+
+
+def test_a_random_model_is_measured_in_both_containers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "HIDDEN", 64)
+    monkeypatch.setattr(load, "WIDTH", 32)
+    monkeypatch.setattr(load, "EXPERTS", 4)
+    argv = ["bench", "load", "--size", "0.1", "--mode", "direct", "warm", "--repeat", "1", "--json"]
+    assert cli.main([*argv, "--folder", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(r["container"], r["mode"]) for r in rows] == [
+        ("safetensors", "direct"), ("safetensors", "warm"), ("ftw", "direct"), ("ftw", "warm"),
+    ]  # fmt: skip
+    assert all(r["ratio"] > 0 and r["load_gb_s"] > 0 for r in rows) and not list(tmp_path.iterdir())
