@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,8 +89,7 @@ class Dialect:
     check: Callable[[Raw], None] = lambda raw: None
 
 
-@dataclass(frozen=True)
-class _Module:
+class _Module(NamedTuple):
     scheme: Scheme
     stored: Mapping[str, str]
     form: Form
@@ -117,7 +116,6 @@ class DialectSource(WeightSource):
             if scheme is not None:
                 base = name[: -len(scheme.anchor)]
                 used.update([base + role for role in scheme.roles])
-                missing += [base + role for role in scheme.needs if base + role not in names]
                 self._add(scheme, base, names, (missing, refused))
         scales = tuple({role for scheme in dialect.schemes for role in scheme.needs if role != scheme.plain})
         stray = sorted(name for name in names - used if name.endswith(scales))
@@ -126,21 +124,32 @@ class DialectSource(WeightSource):
 
     def _scheme_of(self, dialect: Dialect, name: str, names: set[str]) -> Scheme | None:
         """The scheme whose codes `name` are: one that has all it needs before one that lacks something."""
-        found = []
+        partly = None
         for scheme in dialect.schemes:
-            if name.endswith(scheme.anchor):
-                base = name[: -len(scheme.anchor)]
-                there = {base + role: types for role, types in scheme.needs.items() if base + role in names}
-                if all(self._source.dtype(n) in types for n, types in there.items()):
-                    found.append((len(there) == len(scheme.needs), scheme))
-        return max(found, key=lambda pair: pair[0])[1] if found else None
+            if not name.endswith(scheme.anchor):
+                continue
+            base, lacks = name[: -len(scheme.anchor)], False
+            for role, types in scheme.needs.items():
+                if base + role not in names:
+                    lacks = True
+                elif self._source.dtype(base + role) not in types:
+                    break
+            else:
+                if not lacks:
+                    return scheme
+                partly = partly or scheme
+        return partly
 
     def _add(self, scheme: Scheme, base: str, names: set[str], faults: tuple[list[str], list[str]]) -> None:
         missing, refused = faults
-        roles = (*scheme.needs, *scheme.may)
-        stored = {role: base + role for role in roles if base + role in names}
+        stored = {}
+        for role in (*scheme.needs, *scheme.may):
+            if (other := base + role) in names:
+                stored[role] = other
+            elif role in scheme.needs:
+                missing.append(other)
         refused += [f"{base}{role}: {why}" for role, why in scheme.refuses.items() if base + role in names]
-        if not all(role in stored for role in scheme.needs):
+        if not scheme.needs.keys() <= stored.keys():
             return
         shapes = {role: self._source.shape(name) for role, name in stored.items()}
         try:

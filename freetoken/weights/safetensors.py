@@ -2,18 +2,22 @@
 
 Owns the checks that a damaged file must fail before anything is served: header, offsets and file size
 of every shard at opening, the index in both directions (`open_directory`). Tensors are views of a
-private mapping of the file: reading is paging in, the file is never written.
+private mapping of the file: reading is paging in, the file is never written. Headers of tens of thousands
+of tensors are decoded by msgspec into a fixed form; one that is not quite of that form is parsed again,
+slowly, by the code that says what is wrong with it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -43,14 +47,30 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_METADATA = "__metadata__"
+_FIELDS = (b'"dtype"', b'"shape"', b'"data_offsets"')
+
+
+class TensorEntry(msgspec.Struct, frozen=True, gc=False):
     """Where one tensor lies. offset in bytes from the start of the file."""
 
+    path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+
+
+class _Stored(msgspec.Struct, gc=False):
+    """An entry as the header has it; an empty one stands for what has none of this, as the metadata."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (-1, -1)
+
+
+_STORED = msgspec.json.Decoder(dict[str, _Stored])
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
@@ -66,9 +86,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             )
         text = file.read(length)
     try:
-        raw = json.loads(text, object_pairs_hook=_no_duplicates)
-        entries = {name: _entry(value, 8 + length) for name, value in raw.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = _decoded(text, path, 8 + length) or _parsed(text, path, 8 + length)
+    except _DAMAGE as error:
         raise WeightsError(
             f"{path.name} has a damaged header: {error}.", code="invalid_shard", hint=_AGAIN
         ) from error
@@ -82,72 +101,104 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
+def _decoded(text: bytes, path: Path, data_start: int) -> dict[str, TensorEntry] | None:
+    """The entries of a header in which everything is as the standard writer puts it; None for any other."""
+    try:
+        stored = _STORED.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    stored.pop(_METADATA, None)
+    # Of a name or field that is given twice only one is left here; escapes could hide one from counting.
+    if b"\\" in text or any(text.count(field) != len(stored) for field in _FIELDS):
+        return None
+    entries = {}
+    for name, one in stored.items():
+        start, stop = one.data_offsets
+        dtype, size = _size(one.dtype, one.shape)
+        if start < 0 or stop - start != size:
+            return None
+        entries[name] = TensorEntry(path, dtype, one.shape, data_start + start, size)
+    return entries
+
+
+def _parsed(text: bytes, path: Path, data_start: int) -> dict[str, TensorEntry]:
+    """The entries of any header; one of _DAMAGE says what is wrong."""
+    raw = json.loads(text, object_pairs_hook=_no_duplicates)
+    return {name: _entry(value, path, data_start) for name, value in raw.items() if name != _METADATA}
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        counts = Counter(name for name, _ in pairs)
+        twice = sorted(name for name, count in counts.items() if count > 1)
         raise ValueError(f"{', '.join(twice)} occurs twice")
     return found
 
 
-def _entry(value: Mapping[str, Any], data_start: int) -> TensorEntry:
-    if value["dtype"] not in _DTYPES:
-        raise ValueError(f"type {value['dtype']!r} is unknown")
-    dtype = _DTYPES[value["dtype"]]
+def _entry(value: Mapping[str, Any], path: Path, data_start: int) -> TensorEntry:
+    kind = value["dtype"]
+    if kind not in _DTYPES:
+        raise ValueError(f"type {kind!r} is unknown")
     shape = tuple(int(n) for n in value["shape"])
     start, stop = (int(n) for n in value["data_offsets"])
-    if min(shape, default=1) < 0 or start < 0 or stop - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"offsets {start}..{stop} don't fit shape {list(shape)} of {value['dtype']}")
-    return TensorEntry(dtype, shape, data_start + start, stop - start)
+    dtype, size = _size(kind, shape)
+    if start < 0 or stop - start != size:
+        raise ValueError(f"offsets {start}..{stop} don't fit shape {list(shape)} of {kind}")
+    return TensorEntry(path, dtype, shape, data_start + start, size)
+
+
+@functools.lru_cache(4096)  # a checkpoint has tens of thousands of tensors of few shapes
+def _size(kind: str, shape: tuple[int, ...]) -> tuple[torch.dtype, int]:
+    """A type and the bytes of a tensor; of one that can't be, a size that no offsets fit."""
+    dtype = _DTYPES.get(kind, torch.uint8)
+    possible = kind in _DTYPES and min(shape, default=1) >= 0
+    return dtype, math.prod(shape) * dtype.itemsize if possible else -1
 
 
 class SafetensorsSource(WeightSource):
-    """Tensors of one or several files under unique names; `files` says how their bytes come."""
+    """Tensors of one or several files under unique names; `files` says how their bytes come.
+
+    headers   what each file holds
+    """
 
     def __init__(self, paths: Iterable[Path], files: Files | None = None) -> None:
-        self._entries: dict[str, tuple[Path, TensorEntry]] = {}
+        self.headers = {path: read_header(path) for path in paths}
+        self._entries: dict[str, TensorEntry] = {}
         self._files = files or Files()
-        for path in paths:
-            for name, entry in read_header(path).items():
-                if name in self._entries:
-                    other = self._entries[name][0].name
-                    raise WeightsError(
-                        f"Tensor {name} is in both {other} and {path.name}.",
-                        code="duplicate_tensor",
-                        hint="Remove the file that doesn't belong to this checkpoint.",
-                    )
-                self._entries[name] = (path, entry)
+        for path, header in self.headers.items():
+            for name in sorted(header.keys() & self._entries.keys()):
+                raise WeightsError(
+                    f"Tensor {name} is in both {self._entries[name].path.name} and {path.name}.",
+                    code="duplicate_tensor",
+                    hint="Remove the file that doesn't belong to this checkpoint.",
+                )
+            self._entries |= header
 
     def names(self) -> Iterable[str]:
         return self._entries.keys()
 
-    def file_of(self, name: str) -> Path:
-        return self._find(name)[0]
-
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name)[1].shape
+        return self._find(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._find(name)[1].dtype
+        return self._find(name).dtype
 
     def read(self, name: str) -> Tensor:
-        path, entry = self._find(name)
-        return self._view(path, entry.dtype, entry.shape, entry.offset)
+        entry = self._find(name)
+        return self._view(entry, entry.shape, entry.offset)
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        path, entry = self._find(name)
+        entry = self._find(name)
         if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
             raise IndexError(f"rows {start}..{stop} of {name} {list(entry.shape)}")
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-        return self._view(
-            path, entry.dtype, (stop - start, *entry.shape[1:]), entry.offset + start * row_bytes
-        )
+        return self._view(entry, (stop - start, *entry.shape[1:]), entry.offset + start * row_bytes)
 
     def close(self) -> None:
         self._files.close()
 
-    def _find(self, name: str) -> tuple[Path, TensorEntry]:
+    def _find(self, name: str) -> TensorEntry:
         if name not in self._entries:
             raise WeightsError(
                 f"The checkpoint has no tensor {name}.",
@@ -156,13 +207,13 @@ class SafetensorsSource(WeightSource):
             )
         return self._entries[name]
 
-    def _view(self, path: Path, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
-        count = math.prod(shape) * dtype.itemsize
+    def _view(self, entry: TensorEntry, shape: tuple[int, ...], offset: int) -> Tensor:
+        count = math.prod(shape) * entry.dtype.itemsize
         if count == 0:
-            return torch.empty(shape, dtype=dtype)
-        raw = self._files.bytes_of(path, offset, count)
-        aligned = raw if offset % dtype.itemsize == 0 else raw.clone()
-        return aligned.view(dtype).view(shape)
+            return torch.empty(shape, dtype=entry.dtype)
+        raw = self._files.bytes_of(entry.path, offset, count)
+        aligned = raw if offset % entry.dtype.itemsize == 0 else raw.clone()
+        return aligned.view(entry.dtype).view(shape)
 
 
 def open_directory(directory: Path, files: Files | None = None) -> SafetensorsSource:
@@ -180,7 +231,7 @@ def open_directory(directory: Path, files: Files | None = None) -> SafetensorsSo
             _log.warning("%s is missing; reading all %d files", INDEX_NAME, len(present))
         return SafetensorsSource(present, files)
     listed = _read_index(index)
-    shards = sorted({directory / file for file in listed.values()})
+    shards = sorted(directory / file for file in set(listed.values()))
     _check_present(index, shards)
     stray = sorted(set(present) - set(shards))
     if stray:
@@ -195,13 +246,13 @@ def _read_index(path: Path) -> dict[str, str]:
         listed = json.loads(path.read_text("utf-8"), object_pairs_hook=_no_duplicates)["weight_map"]
         if not listed or not all(isinstance(file, str) for file in listed.values()):
             raise ValueError("weight_map must map names to files")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _DAMAGE as error:
         raise WeightsError(
             f"{path.name} can't be read: {error}.",
             code="invalid_index",
             hint="Copy it again, or remove it to read all .safetensors files of the directory.",
         ) from error
-    outside = sorted({f for f in listed.values() if Path(f).name != f or f in ("", ".", "..")})
+    outside = sorted({f for f in set(listed.values()) if Path(f).name != f or f in ("", ".", "..")})
     if outside:
         raise WeightsError(
             f"{path.name} names files outside its directory: {', '.join(outside)}.",
@@ -223,13 +274,17 @@ def _check_present(index: Path, shards: list[Path]) -> None:
 
 def _check_index(listed: Mapping[str, str], source: SafetensorsSource) -> None:
     """Every listed name lies in its file, and every tensor is listed."""
-    found = set(source.names())
-    faults = [
-        f"{name} is not in {file}"
-        for name, file in sorted(listed.items())
-        if name not in found or source.file_of(name).name != file
-    ]
-    faults += [f"{name} in {source.file_of(name).name} is not listed" for name in sorted(found - set(listed))]
+    absent = {name: listed[name] for name in listed.keys() - set(source.names())}
+    stray = []
+    for path, header in source.headers.items():
+        file = path.name
+        for name in header:
+            said = listed.get(name)
+            if said is None:
+                stray.append(f"{name} in {file} is not listed")
+            elif said != file:
+                absent[name] = said
+    faults = [f"{name} is not in {file}" for name, file in sorted(absent.items())] + sorted(stray)
     if faults:
         shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
         raise WeightsError(

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
+from freetoken.weights import safetensors
 from freetoken.weights.safetensors import INDEX_NAME, SafetensorsSource, open_directory
 
 DTYPES = (
@@ -108,6 +109,8 @@ HEADERS: dict[str, tuple[Any, str]] = {
         b' "a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}',
         "invalid_shard",
     ),
+    "nested without end": (b"[" * 100_000, "invalid_shard"),
+    "an endless size": (b'{"a": {"dtype": "U8", "shape": [1e999], "data_offsets": [0, 4]}}', "invalid_shard"),
     "beyond the end": ({"a": {"dtype": "F32", "shape": [99], "data_offsets": [0, 396]}}, "truncated_shard"),
 }
 
@@ -119,6 +122,34 @@ def test_a_damaged_header_names_its_file(fault: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="bad.safetensors") as caught:
         SafetensorsSource([tmp_path / "bad.safetensors"])
     assert caught.value.code == code and caught.value.hint
+
+
+NAME = st.sampled_from(['"a"', '"b"', '"\\u0061"', '"__metadata__"', '"dtype"'])
+KEY = st.sampled_from(['"dtype"', '"shape"', '"data_offsets"', '"data\\u005foffsets"', '"more"'])
+VALUE = st.sampled_from(
+    ['"U8"', '"F32"', '"F4"', "[]", "[1]", "[2]", "[0,1]", "[1,2]", "[4,0]", "[0,-1]", "[0.0,1]", '["0","1"]']
+    + ["[0,1e999]", "7", "null", "{}", '"pt"']
+)
+USUAL = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+
+
+def an_object(keys: st.SearchStrategy[str], values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    pairs = st.lists(st.tuples(keys, values).map(":".join), max_size=4)
+    return pairs.map(lambda found: "{" + ",".join(found) + "}")
+
+
+@settings(max_examples=300, deadline=None, database=None, derandomize=True)
+@given(text=an_object(NAME, st.just(USUAL) | an_object(KEY, VALUE)) | st.text(max_size=30))
+def test_what_is_decoded_quickly_is_what_the_slow_parser_finds(text: str) -> None:
+    raw, path = text.encode(errors="replace"), Path("m.safetensors")
+    quick = safetensors._decoded(raw, path, 8)
+    if quick is not None:
+        assert quick == safetensors._parsed(raw, path, 8)
+
+
+def test_the_usual_header_is_decoded_quickly() -> None:
+    text = f'{{"__metadata__":{{"format":"pt"}},"a":{USUAL}}}  '.encode()
+    assert safetensors._decoded(text, Path("m"), 8) == safetensors._parsed(text, Path("m"), 8) != {}
 
 
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
