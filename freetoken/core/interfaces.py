@@ -161,7 +161,8 @@ class Device(abc.ABC):
     owns_memory     expert slots make sense: the device's memory is not the host's
     in_host_memory  what it holds is taken from the host's memory all the same
     run_ahead       launching a step before the last one is read pays
-    kernels         has kernels that decide residency themselves; steps may be captured
+    kernels         has kernels that decide residency themselves
+    captures        decode steps are captured and replayed
     """
 
     name: str
@@ -174,6 +175,7 @@ class Device(abc.ABC):
     in_host_memory: bool = False
     run_ahead: bool = True
     kernels: bool = False
+    captures: bool = False
     memory_bytes: int = 0
 
     @abc.abstractmethod

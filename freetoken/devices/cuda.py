@@ -6,6 +6,8 @@ Pools, torch's own memory and a guess at the driver's share are kept within `mem
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 import weakref
 
@@ -71,7 +73,7 @@ class CudaStream(Stream):
 
 class CudaDevice(Device):
     name = "cuda"
-    kernels = True
+    kernels = captures = True
 
     def __init__(self, index: int = 0, memory_bytes: int = 0) -> None:
         driver = open_driver()
@@ -98,6 +100,7 @@ class CudaDevice(Device):
         self.compute = self._streams["compute"] = CudaStream(
             "compute", self, torch.cuda.default_stream(self.torch_device)
         )
+        _lift_memory_lock()
         self.machine = self._measure(total)
         weakref.finalize(self, _close_pools, self._pools)
 
@@ -203,6 +206,17 @@ class CudaDevice(Device):
             b.synchronize()
             best = min(best, a.elapsed_time(b) * 1e-3)
         return PROBE_BYTES / best
+
+
+def _lift_memory_lock() -> None:
+    """Let this process lock as much memory as the system allows it to."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
 
 
 def _close_pools(pools: list[ArenaPool]) -> None:

@@ -66,6 +66,10 @@ def _check_geometry(config: ModelConfig, records: Index, bank: ExpertBank) -> No
         )
 
 
+def _keep(memory: Tensor) -> int:
+    return 0
+
+
 class Filling:
     """A bank on its way to be full."""
 
@@ -94,7 +98,7 @@ class Filling:
     def start(self, *, pins: bool = True) -> None:
         """Begin to fill; from here on reading a record waits for it.
 
-        pins   lock complete layers for the device, which reads them
+        pins   lock complete layers for the device, which reads them; else it never sees them
         """
         jobs = self._jobs()
         missing = set(self.bank.missing())
@@ -107,7 +111,7 @@ class Filling:
             self.bank,
             jobs,
             self._checkpoint.files,
-            pin=self._pin if pins else Tensor.data_ptr,
+            pin=self._pin if pins else _keep,
             done=self._ended,
         )
         self._loading.start()

@@ -142,17 +142,19 @@ def build(
     *,
     early: bool = False,
     files: Files | None = None,
+    device: Device | None = None,
 ) -> Built:
     """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated.
 
     early   return while experts are still being read: a step waits for those that it needs
     files   how the checkpoint's bytes are read (default: past the page cache, unless they lie in it)
+    device  where to compute (default: what the options say)
     """
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
     checkpoint = open_checkpoint(path, files)
     codec = _codec(options, checkpoint)
-    parts = survey(options, checkpoint, progress)
+    parts = survey(options, checkpoint, progress, device)
     check_kv_dtype(parts)
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)

@@ -53,7 +53,7 @@ class Runner:
                 self.device.torch_device, self.sampler.last_tokens,
             )  # fmt: skip
 
-        if self.device.kernels:
+        if self.device.captures:
             buffers = self._buffers[True]
             self._graphs = DecodeGraphs(self.model, self.experts, self.device, buffers, max_running)
 

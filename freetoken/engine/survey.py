@@ -61,7 +61,9 @@ class Parts:
         return self.options.page_size or PAGE_SIZE
 
 
-def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Parts:
+def survey(
+    options: Options, checkpoint: Checkpoint, progress: Progress, device: Device | None = None
+) -> Parts:
     """Read config and headers; ConfigError or WeightsError for what can't be served."""
     check_choices(options)
     family = find_family(checkpoint.model_type)
@@ -78,7 +80,7 @@ def survey(options: Options, checkpoint: Checkpoint, progress: Progress) -> Part
         family=family,
         config=config,
         numerics=numerics,
-        device=_place(options, config, coded),
+        device=device or _place(options, config, coded),
         formats=coded,
         specs=specs,
         progress=progress,

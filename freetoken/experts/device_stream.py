@@ -24,7 +24,6 @@ from freetoken.kernels.grouped_mlp import Form, grouped_mlp, sort_routes
 
 GROUPS = 4
 RING_SHARE = 8
-"""The ring takes at most one of so many slots."""
 MOST_GROUP = 16
 
 
@@ -41,9 +40,10 @@ class Group:
 
 
 class DeviceStream:
-    def __init__(self, setup: ExpertSetup, table: SlotTable) -> None:
+    def __init__(self, setup: ExpertSetup, table: SlotTable, *, share: int = RING_SHARE) -> None:
+        """share: the ring takes at most one of so many slots."""
         assert setup.config.moe is not None
-        self._setup, self._table = setup, table
+        self._setup, self._table, self._share = setup, table, share
         self._bank: ExpertBank = setup.bank
         self._device: Device = setup.device
         self._activation = setup.config.moe.activation
@@ -58,7 +58,7 @@ class DeviceStream:
 
     def open(self) -> None:
         """Take the ring, learn who is resident, start the first copies."""
-        count = self._table.lend(max(2, self._table.num_slots // RING_SHARE), GROUPS * MOST_GROUP)
+        count = self._table.lend(max(2, self._table.num_slots // self._share), GROUPS * MOST_GROUP)
         size = max(1, len(count) // GROUPS)
         places = [count[i : i + size] for i in range(0, size * (len(count) // size), size)]
         self._freed = deque((some, None) for some in places)

@@ -6,24 +6,30 @@ run; the host reads or writes the table only after a synchronisation. Slot 0 is 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from freetoken.core.errors import CapacityError
-from freetoken.core.interfaces import ExpertStats
+from freetoken.core.interfaces import Event, ExpertStats
+from freetoken.core.log import logger
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import BUCKETS, ONE
-from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Place, Table, prepare_victims
+from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Place, Table, fetch_ahead, prepare_victims
 
 MIN_SLOTS = 6
 POLICIES = ("two_speed", "lru")
+HOST_ONLY = BUCKETS - 1
+"""The bucket whose split leaves everything to the host."""
+_log = logger("experts")
 
 
 class SlotTable:
-    """everything: a slot for each record, never given away."""
+    """everything: a slot for each record, never given away. sees: the device may read the bank."""
 
-    def __init__(self, setup: ExpertSetup, *, everything: bool = False) -> None:
+    def __init__(self, setup: ExpertSetup, *, everything: bool = False, sees: bool = True) -> None:
         bank, device = setup.bank, setup.device
         self._bank, self._device = bank, device
         total = bank.num_layers * bank.num_experts
@@ -34,7 +40,8 @@ class SlotTable:
             "experts", bank.slot_bytes, count + 1, min_units=least + 1, max_units=most + 1
         )
         place, policy = device.torch_device, setup.policy
-        self._snapshot: Tensor | None = None
+        self._snapshot = torch.zeros(0)
+        self._copied: Event | None = None
         name = policy.name if policy is not None and policy.name in POLICIES else POLICIES[0]
 
         def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -60,9 +67,11 @@ class SlotTable:
         if not everything:
             first = torch.arange(1, min(VICTIMS, count) + 1, dtype=torch.int32)
             self.table.victims[: len(first)] = first.to(place)
-        self.places = [self._place(setup, layer) for layer in range(bank.num_layers)]
+        self.places = [self._place(setup, layer, sees=sees) for layer in range(bank.num_layers)]
+        if sees and not everything and not bank.phantom:
+            self.places = [self._checked(place) for place in self.places]
 
-    def _place(self, setup: ExpertSetup, layer: int) -> Place:
+    def _place(self, setup: ExpertSetup, layer: int, *, sees: bool) -> Place:
         assert setup.config.moe is not None
         bank, one = self._bank, self._bank.layouts[layer]
         records = bank.layer(layer)
@@ -70,7 +79,7 @@ class SlotTable:
             layer=layer,
             num_experts=bank.num_experts,
             records=records,
-            address=bank.address(layer, setup.device.pin),
+            address=bank.address(layer, setup.device.pin) if sees else 0,
             slots=self.pool.view(),
             hidden=one.hidden,
             tile_width=one.tile_width,
@@ -81,6 +90,25 @@ class SlotTable:
             activation=setup.config.moe.activation.name,
         )
 
+    def _checked(self, place: Place) -> Place:
+        """The place, or without its address if a record read through it isn't the one that lies there.
+
+        Some drivers map memory that was just locked, and read zeros.
+        """
+        if not place.address:
+            return place
+        expert = place.layer % place.num_experts
+        first = torch.tensor([place.layer * place.num_experts + expert, 1, 0, place.num_tiles])
+        self.table.ahead[0] = first.int().to(self.table.ahead.device)
+        place.slots[1].zero_()
+        fetch_ahead(self.table, place)
+        self.table.ahead[0] = -1
+        end = place.tiles_offset + place.num_tiles * place.tile_bytes
+        if torch.equal(place.slots[1, :end].cpu(), place.records[expert, :end]):
+            return place
+        _log.warning("the GPU reads wrong bytes of layer %d's experts; the CPU computes them", place.layer)
+        return replace(place, address=0)
+
     @property
     def num_slots(self) -> int:
         return self.pool.num_units - 1
@@ -88,7 +116,8 @@ class SlotTable:
     def set_split(self, split: tuple[float, float]) -> None:
         """alpha and beta for every batch bucket; takes effect with the next layer-step."""
         words = torch.tensor([max(-ONE, min(ONE, round(split[0] * ONE))), round(split[1] * ONE)])
-        host = words.int().expand(BUCKETS, 2).contiguous()
+        host = words.int().repeat(BUCKETS, 1)
+        host[HOST_ONLY] = torch.tensor([-ONE, 0])
         host = host.pin_memory() if self._device.torch_device.type == "cuda" else host
         self.table.split.copy_(host, non_blocking=True)
 
@@ -141,11 +170,17 @@ class SlotTable:
             prepare_victims(self.table, 0, self._bank.num_experts)
 
     def count(self, stats: ExpertStats, *, wait: bool = True) -> None:
-        """Read the device's counters; without waiting, those of the call before."""
-        values = (self.table.stats if wait or self._snapshot is None else self._snapshot).tolist()
-        if not wait and self._device.torch_device.type == "cuda":
-            self._snapshot = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
+        """Read the device's counters; without waiting, those of a step or two ago."""
+        if wait or self._device.torch_device.type == "cpu":
+            values = self.table.stats.tolist()
+        else:
+            if self._copied is None:
+                self._snapshot = torch.zeros(COUNTERS, dtype=torch.int64, pin_memory=True)
+            elif not self._copied.done():
+                return
+            values = self._snapshot.tolist()
             self._snapshot.copy_(self.table.stats, non_blocking=True)
+            self._copied = self._device.compute.record()
         stats.requests, stats.hits, stats.misses, stats.missing_tiles = values[:4]
         stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:8]
         stats.ahead_tiles, stats.ahead_judged, stats.ahead_right = values[8:]

@@ -18,12 +18,17 @@ needs_native = pytest.mark.skipif(library() is None, reason="the native library 
 
 
 def backend(
-    tiny: build.Tiny, name: str, slots: int = 0, chunk: int = 2048, prefetch: int | None = None
+    tiny: build.Tiny,
+    name: str,
+    slots: int = 0,
+    chunk: int = 2048,
+    prefetch: int | None = None,
+    device: KernelCpu | None = None,
 ) -> DeviceBackend:
     setup = ExpertSetup(
         config=tiny.config,
         bank=tiny.bank,
-        device=KernelCpu(),
+        device=device or KernelCpu(),
         numerics=Numerics(),
         num_slots=slots,
         max_slots=tiny.bank.num_layers * tiny.bank.num_experts,
@@ -72,7 +77,7 @@ def test_slots_never_change_a_bit(rows: int) -> None:
 
 @needs_native
 @pytest.mark.parametrize("name", ["hybrid", "cpu"])
-@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17])
 def test_the_host_answers_what_is_left_to_it(name: str, rows: int) -> None:
     tiny = build.tiny()
     whole = steps(backend(tiny, "fused"), tiny, rows)
@@ -85,8 +90,43 @@ def test_the_host_answers_what_is_left_to_it(name: str, rows: int) -> None:
     finally:
         made.close()
     made.table.count(made.stats)
-    assert made.stats.cpu_tiles
+    assert bool(made.stats.cpu_tiles) == (rows <= 16 or name == "cpu"), "many rows are the link's"
     assert (made.stats.filled_tiles == 0) == (name == "cpu")
+
+
+class Stingy(KernelCpu):
+    """Locks every other buffer, or shows the device zeros instead."""
+
+    def __init__(self, *, zeros: bool) -> None:
+        super().__init__()
+        self.zeros, self.asked, self.kept = zeros, 0, []
+
+    def pin(self, buffer: torch.Tensor) -> int:
+        self.asked += 1
+        if self.asked % 2:
+            return buffer.data_ptr()
+        self.kept.append(torch.zeros_like(buffer))
+        return self.kept[-1].data_ptr() if self.zeros else 0
+
+
+@needs_native
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("name", ["offload", "hybrid"])
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_the_host_computes_what_the_device_cant_see(name: str, rows: int, zeros: bool) -> None:
+    tiny = build.tiny(build.config(layers=4))
+    whole = steps(backend(tiny, "fused"), tiny, rows)
+    tiny.bank._addresses.clear()
+    made = backend(tiny, name, 9, device=Stingy(zeros=zeros))
+    seen = [bool(place.address) for place in made.table.places]
+    assert seen == [True, False, True, False]
+    try:
+        for mine, theirs in zip(steps(made, tiny, rows), whole, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+    finally:
+        made.close()
+    made.table.count(made.stats)
+    assert made.stats.cpu_tiles and made.stats.filled_tiles
 
 
 @pytest.mark.parametrize("chunk", [40, 2048])

@@ -3,7 +3,7 @@
 One class stands for all four backends on a device with kernels; they differ in who may take a miss:
 
     fused     every record has a slot        offload  the link alone
-    hybrid    link and host by the split     cpu      the host alone
+    hybrid    link and host by the split     cpu      the host alone: the device never sees the bank
 
 Owns slots, table, the host's block and its poller. A step may be captured: nothing here reads the device,
 but for `end_step`, which looks at counters once in a while. Rows beyond MOST_ROWS go through in pieces.
@@ -21,8 +21,8 @@ from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError, DeviceError
 from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
 from freetoken.experts.device_io import make_block
-from freetoken.experts.device_stream import DeviceStream
-from freetoken.experts.device_table import SlotTable
+from freetoken.experts.device_stream import RING_SHARE, DeviceStream
+from freetoken.experts.device_table import HOST_ONLY, SlotTable
 from freetoken.experts.gpu_support import can_compute_here
 from freetoken.experts.poller import Poller, can_compute
 from freetoken.experts.prefetch import Prefetch, tiles_of_idle_time
@@ -31,7 +31,7 @@ from freetoken.experts.split import balance
 from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import MOST_ROWS, VICTIMS, Call, Io
 
-COUNT_EVERY = 16
+LEARN_EVERY = 16
 ANSWER_S = 6e-6
 """What an answer takes beside its tiles."""
 LINK_SHARE = 0.85
@@ -57,17 +57,18 @@ class DeviceBackend(ExpertBackend):
         self.name, self.setup, self.bank, self.device = name, setup, setup.bank, setup.device
         self.stats = ExpertStats()
         self.top_k = setup.config.moe.top_k
-        self.table = SlotTable(setup, everything=name == "fused")
+        self.table = SlotTable(setup, everything=name == "fused", sees=name != "cpu")
+        blind = sum(not place.address for place in self.table.places) if name != "fused" else 0
         self.io: Io | None = None
         self._poller: Poller | None = None
-        if name in ("hybrid", "cpu"):
+        if name == "hybrid" or blind:
             self._open_host()
         self._side = torch.cuda.Stream(self.device.torch_device) if self.device.name == "cuda" else None
         self._partials: dict[int, Tensor] = {}
         self._call: Call | None = None
         self._beside: list[object] = []
         self._parts: list[Tensor] = []
-        self._stream = DeviceStream(setup, self.table)
+        self._stream = DeviceStream(setup, self.table, share=1 if name == "cpu" else RING_SHARE)
         self._steps = 0
         size = max(one.tile_bytes for one in self.bank.layouts)
         self._host_tile_s = size / self.device.machine.host_bw_beside_link
@@ -85,18 +86,20 @@ class DeviceBackend(ExpertBackend):
             shape = (HOST_ROWS, self.top_k, config.hidden_size, config.moe.num_experts)
             self.io = make_block(self.device, *shape, dtype)
         if self.io is None:
+            why = f"--moe-backend {self.name} needs the native library"
+            if self.name == "offload":
+                why = "The system locks no more memory for the GPU, so the CPU would have to help"
             raise ConfigError(
-                f"--moe-backend {self.name} needs the native library, which can't compute this model here.",
+                f"{why}, which can't compute this model here.",
                 code="no_host_executor",
-                hint="Use --moe-backend offload, or install FreeToken with a C++ compiler.",
+                hint="Use --moe-backend offload with memory that may be locked (ulimit -l), "
+                "or install FreeToken with a C++ compiler.",
                 param="moe_backend",
             )
         self._poller = Poller(self.setup, self.io, HOST_ROWS, self.top_k)
 
     def _split(self) -> tuple[float, float]:
         """(alpha, beta) of the first guess."""
-        if self.name == "cpu":
-            return -1.0, 0.0
         if self.name != "hybrid":
             return 1.0, 0.0
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
@@ -131,11 +134,12 @@ class DeviceBackend(ExpertBackend):
             self.on_routing(layer, routing.ids.cpu())
         rows = x.shape[0]
         self._parts = []
-        for at in range(0, max(rows - MOST_ROWS, 0), MOST_ROWS):
-            cut = slice(at, at + MOST_ROWS)
+        most = MOST_ROWS if self.name == "fused" or self.table.places[layer].address else HOST_ROWS
+        for at in range(0, max(rows - most, 0), most):
+            cut = slice(at, at + most)
             self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
             self._parts.append(self._end(layer))
-        cut = slice(len(self._parts) * MOST_ROWS, rows)
+        cut = slice(len(self._parts) * most, rows)
         self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
 
     def add(self, layer: int, h: Tensor) -> Tensor:
@@ -148,7 +152,7 @@ class DeviceBackend(ExpertBackend):
     def _start(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> None:
         table, place = self.table.table, self.table.places[layer]
         io = self.io if x.shape[0] <= HOST_ROWS else None
-        bucket = max(0, x.shape[0] - 1).bit_length()
+        bucket = max(0, x.shape[0] - 1).bit_length() if place.address else HOST_ONLY
         call = self._call = Call(x, ids, weights, self._scratch(layer, x.shape[0]), io, bucket)
         self._join()
         step.look_up(table, place, call)
@@ -160,6 +164,8 @@ class DeviceBackend(ExpertBackend):
         """Bring what `layer` will probably miss, beside all that comes before its look-up."""
         call, table, place = self._call, self.table.table, self.table.places[layer]
         if self._prefetch is None or call is None or self._parts or call.x.shape[0] > HOST_ROWS:
+            return
+        if not place.address:
             return
         with self._aside(after=False):
             soon = guess()
@@ -239,8 +245,8 @@ class DeviceBackend(ExpertBackend):
                 code="device_deadline",
                 hint="Look for a process that takes the cores and restart, or use --moe-backend offload.",
             )
-        if self._steps % COUNT_EVERY == 0:
-            self.table.count(self.stats, wait=False)
+        self.table.count(self.stats, wait=False)
+        if self._steps % LEARN_EVERY == 0:
             if self.name == "hybrid":
                 self._learn()
             if self._prefetch is not None:
@@ -253,7 +259,7 @@ class DeviceBackend(ExpertBackend):
         seconds, tiles, requests = (b - a for a, b in zip(self._told, self._poller.totals(), strict=True))
         self._told = self._poller.totals()
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
-        self._unasked = 0 if requests else self._unasked + COUNT_EVERY
+        self._unasked = 0 if requests else self._unasked + LEARN_EVERY
         if tiles > 0 and requests > 0:
             took = max(seconds - requests * ANSWER_S, 0.3 * seconds) / tiles
             self._host_tile_s += LEARN * (took - self._host_tile_s)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.core.batch import Batch
-from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import ExpertBackend, Routing
 from freetoken.experts.backends._base import BaseBackend
+from freetoken.experts.backends._device import DeviceBackend
 from freetoken.experts.host_branch import HostBranch, HostJob
 from freetoken.experts.native_executor import NativeExecutor, native_layers
 from freetoken.experts.setup import ExpertSetup
@@ -73,12 +73,7 @@ class WholeLayers(CpuBackend):
 
 def create(setup: ExpertSetup) -> ExpertBackend:
     if setup.device.kernels:
-        raise ConfigError(
-            "The CPU alone can't compute experts beside a GPU yet.",
-            code="unsupported_on_gpu",
-            hint="Use --moe-backend hybrid, or --device cpu.",
-            param="moe_backend",
-        )
+        return DeviceBackend(setup, "cpu")
     if setup.device.in_host_memory and not setup.bank.phantom and (layers := native_layers(setup)):
         return WholeLayers(setup, NativeExecutor(setup.bank, layers, setup.threads))
     return CpuBackend(setup)

@@ -53,7 +53,8 @@ class Table:
 class Place:
     """Where a layer's records lie and how.
 
-    records   uint8 [E, record_bytes] in host memory; `address` is what the device calls it (0: not mapped)
+    records   uint8 [E, record_bytes] in host memory; `address` is what the device calls it. 0: it can't see
+              them, so all that misses must be left to the host (a split of alpha -1)
     slots     uint8 [S, slot_bytes] on the device
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 
 import numpy as np
@@ -194,7 +195,15 @@ def fetch_ahead(table: Table, place: Place) -> None:
             break
         a = place.tiles_offset + first * place.tile_bytes if first else 0
         b = place.tiles_offset + end * place.tile_bytes
-        place.slots[slot, a:b] = place.records[expert - place.layer * place.num_experts, a:b]
+        place.slots[slot, a:b] = _seen(place, expert - place.layer * place.num_experts)[a:b]
+
+
+def _seen(place: Place, expert: int) -> Tensor:
+    """uint8 [record_bytes]: what lies at the address that the device was given."""
+    assert place.address, "the device can't see these records"
+    size = place.records.shape[1]
+    there = (ctypes.c_uint8 * size).from_address(place.address + expert * size)
+    return torch.from_numpy(np.ctypeslib.as_array(there))
 
 
 def run_tiles(table: Table, place: Place, call: Call) -> None:
@@ -204,14 +213,14 @@ def run_tiles(table: Table, place: Place, call: Call) -> None:
         rows, ranks = (call.ids == expert).nonzero(as_tuple=True)
         for tile in range(end):
             a = place.tiles_offset + tile * place.tile_bytes
-            source = place.records[expert] if tile >= have else place.slots[slot]
+            source = _seen(place, expert) if tile >= have else place.slots[slot]
             coded = source[a : a + place.tile_bytes]
             if tile >= have and slot:
                 place.slots[slot, a : a + place.tile_bytes] = coded
             parts = _partial(place, call.x[rows], coded)
             call.partials[rows * call.ids.shape[1] + ranks, tile] = parts
         if end > have and slot and have == 0:
-            place.slots[slot, : place.tiles_offset] = place.records[expert, : place.tiles_offset]
+            place.slots[slot, : place.tiles_offset] = _seen(place, expert)[: place.tiles_offset]
 
 
 def _partial(place: Place, x: Tensor, coded: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""The whole engine on a device whose kernels decide residency, by the reference makers on a CPU.
+
+Where experts lie, what streams, what is prefetched and what a resize takes away must not change a bit while
+the device computes everything; with the host's help answers stay within its rounding.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from freetoken.core.options import Options
+from freetoken.core.units import MIB
+from freetoken.engine.build import Built, build
+from freetoken.native.library import library
+from tests.experts.device_build import KernelCpu
+
+from .served import Served, Trace, text_ids
+
+needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
+PROMPTS, TOKENS, MEMORY = (150, 7, 40), 10, 96 * MIB
+
+
+def serve(between=lambda built, step: None, **wishes) -> tuple[dict[str, Trace], Built]:
+    """Traces of a long, a short and a middling prompt that run together."""
+    device = KernelCpu(MEMORY)
+    wishes = {"max_prefill_length": 64, "prefill_gap_ms": 0.0, **wishes}
+    served = Served(build(Options(**wishes), device=device))
+    for name, size in enumerate(PROMPTS):
+        served.submit(str(name), text_ids(served.built, name, size), TOKENS)
+        served.step(2)
+    step = 0
+    while not served.engine.idle:
+        between(served.built, step)
+        served.step()
+        step += 1
+    traces = {name: served.trace(name) for name in map(str, range(len(PROMPTS)))}
+    stats = served.engine.runner.experts.stats
+    assert stats.hits + stats.misses == stats.requests > 0
+    served.built.close()
+    return traces, served.built
+
+
+@pytest.fixture(scope="module")
+def fused() -> dict[str, Trace]:
+    traces, built = serve(moe_backend="fused")
+    assert built.engine.plan.backend == "fused"
+    return traces
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("slots", [12, 90])
+def test_streaming_fetching_and_prefetching_change_no_bit(
+    slots: int, prefetch: int, fused: dict[str, Trace]
+) -> None:
+    traces, built = serve(moe_backend="offload", moe_cache_size=slots, moe_prefetch=prefetch)
+    stats = built.engine.runner.experts.stats
+    assert traces == fused
+    assert stats.prefill_link_bytes and stats.fills and bool(stats.ahead_tiles) == bool(prefetch)
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["hybrid", "cpu"])
+def test_the_hosts_help_stays_within_its_rounding(backend: str, fused: dict[str, Trace]) -> None:
+    """Over equal prefixes: an earlier different token makes another text."""
+    traces, built = serve(moe_backend=backend, moe_cache_rate=None if backend == "cpu" else 0.3)
+    stats = built.engine.runner.experts.stats
+    assert stats.cpu_tiles and bool(stats.filled_tiles) == (backend == "hybrid")
+    for name, trace in traces.items():
+        for (mine, a), (theirs, b) in zip(trace, fused[name], strict=True):
+            assert abs(a - b) < 0.25
+            if mine != theirs:
+                break
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_resize_under_load_changes_no_bit(failing: int, fused: dict[str, Trace]) -> None:
+    """The third allocation of each resize fails: serving goes on as before."""
+    rng, asked = random.Random(4), []
+
+    def between(built: Built, step: int) -> None:
+        built.device.faults.fail_alloc = failing
+        if rng.random() < 0.5:
+            asked.append(built.engine.resize(rng.randrange(68, 97) * MIB))
+
+    traces, built = serve(between, moe_backend="offload")
+    done = [f.exception() is None for f in asked if f.done()]
+    assert traces == fused and len(done) >= 3 and (all(done) or failing)
+    assert built.engine.stats.resizes >= 1
