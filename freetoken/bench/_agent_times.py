@@ -13,7 +13,7 @@ import numpy as np
 
 from freetoken.bench import _shaped, synthetic
 from freetoken.bench._agent_runs import Turn
-from freetoken.bench.geometries import geometry
+from freetoken.bench.geometries import Geometry, geometry
 from freetoken.bench.simulate import fit_model
 from freetoken.bench.traces import PREFILL, Trace
 from freetoken.core.errors import ConfigError
@@ -28,10 +28,11 @@ STEPS = 12
 class Times:
     """machine: a preset's name. single_tok_s: decode speed late in one long turn."""
 
-    def __init__(self, machine: str) -> None:
-        fit = fit_model(preset(machine), geometry(GEOMETRY))
+    def __init__(self, machine: str, model: Geometry | None = None) -> None:
+        model = model or geometry(GEOMETRY)
+        fit = fit_model(preset(machine), model)
         if fit.why:
-            raise ConfigError(f"{machine} can't hold {GEOMETRY}: {fit.why}.", code="invalid_option")
+            raise ConfigError(f"{machine} can't hold {model.name}: {fit.why}.", code="invalid_option")
         self._machine, self._fit = machine, fit
         self._points: list[tuple[float, float]] = []
         self._single = 0.0

@@ -48,13 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="DIR", help="compute tokens with this checkpoint; `demo` is embedded")
     add("--device", default="cpu", help="where --model runs (default cpu)")
     add("--machine", default="4090", help="the machine that times are simulated for")
+    add("--counts", action="store_true", help="tokens only, no times: much quicker")
     add("--tokens", metavar="FILE", help="write the token lists, an object a line, for _bound")
     add_report_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     agents = _agents(args)
-    simulated = None if args.model else Times(args.machine)
+    simulated = None if args.model or args.counts else Times(args.machine)
     report = Report("agents", args)
     base = args.base or (BASE_TOKENS if args.model is None else 1500)
     report.line(_headline(args, base))
@@ -71,11 +72,13 @@ def run(args: argparse.Namespace) -> int:
                 interval = max(sum(t.computed for t in turns) // max(saved, 1), 1)
             if mode == args.mode[0]:
                 lists += token_rows(name, turns)
-            rows.append(_row(name, mode, turns, saved, simulated))
+            rows.append(_row(name, mode, turns, saved))
+            if not args.counts:
+                _add_times(rows[-1], turns, simulated)
     _show(report, rows)
     _write_tokens(args.tokens, lists)
     report.chart(_chart(rows))
-    machine = None if args.model else f"simulated: {args.machine}, {GEOMETRY}"
+    machine = None if args.model or args.counts else f"simulated: {args.machine}, {GEOMETRY}"
     return report.finish(rows, machine)
 
 
@@ -96,7 +99,10 @@ def _agents(args: argparse.Namespace) -> dict[str, Agent]:
 
 def _headline(args: argparse.Namespace, base: int) -> str:
     if args.model:
-        return f"{args.model} on {args.device}, openings of {base} words, answers forced, times measured here"
+        times = "counts only" if args.counts else "times measured here"
+        return f"{args.model} on {args.device}, openings of {base} words, answers forced, {times}"
+    if args.counts:
+        return f"a model of shapes, openings of {base} words; counts only"
     return f"a model of shapes, openings of {base} words; times simulated: {GEOMETRY} on {args.machine}"
 
 
@@ -117,20 +123,16 @@ def _runner(args: argparse.Namespace, mode: str, interval: int) -> Iterator[Runn
             runner.close()
 
 
-def _row(agent: str, mode: str, turns: Sequence[Turn], saved: int, simulated: Times | None) -> dict[str, Any]:
+def _row(agent: str, mode: str, turns: Sequence[Turn], saved: int) -> dict[str, Any]:
     """One agent in one mode. The first turn is cold for everyone and left out of the sums."""
     sums = bounds(token_rows(agent, turns))[agent]
     known = []
     over: Counter[str] = Counter()
     each = []
-    times = simulated.of(turns) if simulated else _measured(turns)
-    for number, (turn, (ttft_s, tok_s)) in enumerate(zip(turns, times, strict=True)):
+    for number, turn in enumerate(turns):
         bound = least(turn.prompt, known)
         known.append([*turn.prompt, *turn.answer])
-        each.append(
-            {"prompt": len(turn.prompt), "computed": turn.computed, "bound": bound,
-             "ttft_s": round(ttft_s, 4), "decode_tok_s": round(tok_s, 1), **_why(turn)}
-        )  # fmt: skip
+        each.append({"prompt": len(turn.prompt), "computed": turn.computed, "bound": bound, **_why(turn)})
         if number:
             over[turn.report.loss or TAIL] += turn.computed - bound
     computed = sum(t.computed for t in turns[1:])
@@ -138,15 +140,21 @@ def _row(agent: str, mode: str, turns: Sequence[Turn], saved: int, simulated: Ti
         "agent": agent,
         "mode": mode,
         "ratio_to_bound": round(computed / max(sums["bound"], 1), 4),
-        "ttft_s": round(statistics.median(found[0] for found in times[1:]), 4),
-        **_decode([found[1] for found in times[1:] if found[1]], simulated),
         **sums,
         "computed": computed,
         "checkpoints_saved": saved,
         "over_bound": {cause: count for cause, count in over.most_common() if count},
-        "simulated": simulated is not None,
         "turns": each,
     }
+
+
+def _add_times(row: dict[str, Any], turns: Sequence[Turn], simulated: Times | None) -> None:
+    times = simulated.of(turns) if simulated else _measured(turns)
+    for turn, (ttft_s, tok_s) in zip(row["turns"], times, strict=True):
+        turn |= {"ttft_s": round(ttft_s, 4), "decode_tok_s": round(tok_s, 1)}
+    row["ttft_s"] = round(statistics.median(found[0] for found in times[1:]), 4)
+    row |= _decode([found[1] for found in times[1:] if found[1]], simulated)
+    row["simulated"] = simulated is not None
 
 
 def _decode(rates: Sequence[float], simulated: Times | None) -> dict[str, Any]:
@@ -189,17 +197,24 @@ def _show(report: Report, rows: Sequence[dict[str, Any]]) -> None:
             f"{row['computed']}",
             f"{row['bound']}",
             f"{row['ratio_to_bound']:.3f}",
-            f"{row['ttft_s']:.3f}",
-            "-" if row["decode_tok_s"] is None else f"{row['decode_tok_s']:.1f}",
-            "-" if row["decode_spread"] is None else f"{100 * row['decode_spread']:.0f} %",
+            *(_seconds(row) if "ttft_s" in row else ()),
         ]
         for row in rows
     ]
-    report.table(["", "asked", "computed", "bound", "ratio", "first s", "tok/s", "spread"], body)
+    columns = ["", "asked", "computed", "bound", "ratio", "first s", "tok/s", "spread"]
+    report.table(columns[: len(body[0])], body)
     for row in rows:
         if row["mode"] == "anchors" and row["over_bound"]:
             parts = ", ".join(f"{count} {cause}" for cause, count in row["over_bound"].items())
             report.line(f"  {row['agent']}: over the bound {parts}")
+
+
+def _seconds(row: dict[str, Any]) -> tuple[str, str, str]:
+    return (
+        f"{row['ttft_s']:.3f}",
+        "-" if row["decode_tok_s"] is None else f"{row['decode_tok_s']:.1f}",
+        "-" if row["decode_spread"] is None else f"{100 * row['decode_spread']:.0f} %",
+    )
 
 
 def _chart(rows: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 """The pure parts of the demo model's recipe: sources, chat format, generated chats, the pretend project, routing losses."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -23,10 +24,15 @@ def dice() -> Dice:
     return Dice(WORDS, seed=7, held=True)
 
 
-def template(messages: list[dict], tools: list[dict] | None, **options: object) -> str:
+@cache
+def compiled() -> jinja2.Template:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda x: json.dumps(x, ensure_ascii=False)
-    return environment.from_string(TEMPLATE).render(messages=to_openai(messages), tools=tools, **options)
+    return environment.from_string(TEMPLATE)
+
+
+def template(messages: list[dict], tools: list[dict] | None, **options: object) -> str:
+    return compiled().render(messages=to_openai(messages), tools=tools, **options)
 
 
 def test_every_source_is_permissive_and_named_in_the_card():

@@ -10,7 +10,7 @@ from freetoken.chat.conversation import Conversation, Message, Tool, ToolCall
 from freetoken.chat.events import Answer, fold
 from freetoken.chat.parsers import harmony
 from freetoken.core.errors import ConfigError
-from freetoken.core.request import FinishReason, SamplingParams, Submit
+from freetoken.core.request import SamplingParams, Submit
 from freetoken.core.units import MIB
 
 from . import sessions, windowed
@@ -69,80 +69,6 @@ def test_a_backend_changes_no_bit(model, backend):
     served.run()
     served.close()
     assert served.trace("a") == cold(model, tuple(int(i) for i in ids), 6)
-
-
-TOKENS = 18
-
-
-class Crowd:
-    """Sessions of token lists that are edited and asked again, over a device whose memory changes."""
-
-    def __init__(self, model: str, seed: int) -> None:
-        self.rng, self.model = random.Random(seed), model
-        tight = {"num_tokens": 320, "max_model_len": 240, "max_running_requests": 6, "sim_seed": seed}
-        self.served = serve(**{**SIM, **tight}, model=model, checkpoint_memory=MIB)
-        self.bases = [self._tokens(40) for _ in range(3)]
-        self.histories = [[*self.rng.choice(self.bases), *self._tokens(8)] for _ in range(12)]
-        self.open: dict[str, tuple[int, list[int]]] = {}
-        self.counts = dict.fromkeys(("asked", "reusing", "aborted", "resized"), 0)
-
-    def _tokens(self, count: int) -> list[int]:
-        return [self.rng.randrange(1, 8000) for _ in range(count)]
-
-    def ask(self, session: int) -> None:
-        name = f"q{self.counts['asked']}"
-        self.counts["asked"] += 1
-        ids = list(self.histories[session])
-        anchors = tuple(sorted(self.rng.sample(range(1, len(ids) + 1), 5)))
-        self.served.submit(name, np.array(ids, np.int32), TOKENS, anchors=anchors, group=str(session))
-        self.open[name] = (session, ids)
-
-    def settle(self) -> None:
-        """Compare what ended with its cold run, and edit the session's history."""
-        outputs = self.served.outputs
-        for name in [n for n in self.open if n in outputs and outputs[n][-1].finish is not None]:
-            session, ids = self.open.pop(name)
-            trace, last = self.served.trace(name), outputs[name][-1]
-            aborted = last.finish is FinishReason.ABORT
-            self.counts["aborted"] += aborted
-            self.counts["reusing"] += last.cached_tokens > 0
-            if trace or not aborted:
-                assert trace == cold(self.model, tuple(ids), TOKENS)[: len(trace) if aborted else None], name
-            cut = self.rng.randrange(20, len(ids) + 1)
-            kept = ids[:cut] if self.rng.random() < 0.4 else [*ids, *(t for t, _ in trace)]
-            history = [*kept, *self._tokens(self.rng.randrange(1, 12))]
-            fresh = [*self.rng.choice(self.bases), *self._tokens(8)]
-            self.histories[session] = history if len(history) < 130 else fresh
-
-    def run(self, requests: int) -> dict[str, int]:
-        engine, rng = self.served.engine, self.rng
-        while self.counts["asked"] < requests or self.open:
-            busy = {session for session, _ in self.open.values()}
-            idle = [s for s in range(len(self.histories)) if s not in busy]
-            while self.counts["asked"] < requests and len(self.open) < 8 and idle:
-                self.ask(idle.pop(rng.randrange(len(idle))))
-            self.served.step(rng.randrange(1, 5))
-            if rng.random() < 0.1 and self.open:
-                engine.abort(rng.choice(sorted(self.open)))
-            if rng.random() < 0.1:
-                resized = engine.resize(int(rng.choice((12.82, 12.84, 12.88)) * MIB))
-                self.served.step()
-                self.counts["resized"] += resized.done() and resized.exception() is None
-            self.settle()
-            engine.scheduler.check()
-            engine.scheduler.reuse.cache.check()
-        return self.counts | engine.scheduler.reuse.snapshot() | {"preempted": engine.stats.preemptions}
-
-
-@pytest.mark.parametrize(
-    "requests", [30, pytest.param(1500, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
-)
-def test_a_crowd_with_edits_aborts_preemption_and_resizes_gets_the_cold_bits(model, requests):
-    crowd = Crowd(model, 1)
-    counts = crowd.run(requests)
-    crowd.served.close()
-    assert counts["reusing"] >= 0.6 * requests and counts["restores_from_host"] > requests // 10, counts
-    assert min(counts[name] for name in ("aborted", "resized", "preempted")) > 0, counts
 
 
 def test_the_plan_says_where_windows_lie_and_refuses_what_cannot_be(model, tmp_path):

@@ -13,18 +13,21 @@ pytest.importorskip("triton")
 CHECKS = sorted(Path(__file__).parent.glob("triton_*checks.py"))
 
 
-def run_checks(**environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, CHECKS)]
+def run_checks(checks: Path, **environment: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(checks)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=900)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
 
-def test_the_interpreter_agrees_with_the_references() -> None:
-    run_checks(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("checks", CHECKS, ids=lambda path: path.stem)
+def test_the_interpreter_agrees_with_the_references(checks: Path) -> None:
+    run_checks(checks, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
-def test_the_card_agrees_with_the_references() -> None:
-    run_checks(TRITON_INTERPRET="0")
+@pytest.mark.parametrize("checks", CHECKS, ids=lambda path: path.stem)
+def test_the_card_agrees_with_the_references(checks: Path) -> None:
+    run_checks(checks, TRITON_INTERPRET="0")
