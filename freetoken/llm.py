@@ -39,6 +39,7 @@ from freetoken.core.generate import GenerateParams, PrefixReport, Status, Thinki
 from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
+from freetoken.core.units import format_bytes
 from freetoken.engine.build import Built, build
 from freetoken.engine.plan import Plan
 from freetoken.engine.survey import Progress
@@ -161,6 +162,9 @@ class LLM:
             self._script, options = scripted(self.options)
             built = build(options, note, early=early)
             built.engine.self_test()
+            if taken := built.device.taken_bytes():
+                budget = format_bytes(built.engine.memory.budget_bytes)
+                log.info("GPU memory: %s for this model, the driver sees %s", budget, format_bytes(taken))
         except FreeTokenError as e:
             self._status = Status("failed", 0, e)
             raise

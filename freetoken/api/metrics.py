@@ -48,6 +48,7 @@ _GAUGES: tuple[_Row, ...] = (
     ("engine.running", "num_requests_running", {}, "Requests that the engine computes"),
     ("engine.waiting", "num_requests_waiting", {}, "Requests that wait for room"),
     ("memory.budget_bytes", "device_memory_budget_bytes", {}, "Device memory that the server may use"),
+    ("memory.taken_bytes", "device_memory_taken_bytes", {}, "Device memory that the driver sees taken"),
     ("memory.kv_pages_used", "pool_units_used", {"pool": "kv"}, "Units of a memory pool in use"),
     ("cache.checkpoints_on_device", "pool_units_used", {"pool": "checkpoints"}, ""),
     ("memory.kv_pages", "pool_units", {"pool": "kv"}, "Units of a memory pool"),

@@ -7,6 +7,7 @@ chunks behind the first `num_units`. Owns chunks and the tensor over the range; 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +34,13 @@ class _Range:
             "strides": None,
             "version": 3,
         }
+
+
+def _bytes_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    if device.type == "cpu":  # a driver that isn't one: tests
+        there = (ctypes.c_uint8 * num_bytes).from_address(address)
+        return torch.frombuffer(there, dtype=torch.uint8)
+    return torch.as_tensor(_Range(address, num_bytes), device=device)
 
 
 class ArenaPool(Pool):
@@ -88,7 +96,7 @@ class ArenaPool(Pool):
             self._ledger.set(self.name, len(self._handles) * self._chunk)
             raise
         before, self.num_units = self.num_units, num_units
-        flat = torch.as_tensor(_Range(self._base, num_units * self.unit_bytes), device=self._device)
+        flat = _bytes_at(self._base, num_units * self.unit_bytes, self._device)
         self._view = flat.view(num_units, self.unit_bytes)
         if num_units > before:
             self._view[before:].zero_()
@@ -118,7 +126,8 @@ class ArenaPool(Pool):
             self._unmap(had)
             raise
         if len(self._handles) > wanted:
-            torch.cuda.synchronize(self._device)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
             self._unmap(wanted)
 
     def _unmap(self, wanted: int) -> None:

@@ -6,6 +6,7 @@ without a driver imports this file and learns so from `open_driver`. Every call'
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -64,13 +65,14 @@ class Driver:
         """Put new memory behind a reserved range; returns its handle. CapacityError if there is none."""
         handle = c_uint64()
         self._call("cuMemCreate", byref(handle), c_size_t(num_bytes), byref(_prop(device)), c_uint64(0))
-        try:
-            self._call("cuMemMap", c_uint64(address), c_size_t(num_bytes), c_size_t(0), handle, c_uint64(0))
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._call, "cuMemRelease", handle)
+            where = c_uint64(address), c_size_t(num_bytes)
+            self._call("cuMemMap", *where, c_size_t(0), handle, c_uint64(0))
+            undo.callback(self._call, "cuMemUnmap", *where)
             access = AccessDesc(Location(_ON_DEVICE, device), _READ_WRITE)
-            self._call("cuMemSetAccess", c_uint64(address), c_size_t(num_bytes), byref(access), c_size_t(1))
-        except DeviceError:
-            self._call("cuMemRelease", handle)
-            raise
+            self._call("cuMemSetAccess", *where, byref(access), c_size_t(1))
+            undo.pop_all()
         return handle.value
 
     def unmap(self, address: int, num_bytes: int, handle: int) -> None:

@@ -1,7 +1,8 @@
 """An NVIDIA GPU: torch's streams and events, an arena over the driver's virtual memory, pinned host memory.
 
 Picks the card, states what is too old, measures the link once. `compute` is the stream that torch is on.
-Pools, torch's own memory and a guess at the driver's share are kept within `memory_bytes`.
+Pools, torch's own memory and the driver's share are kept within `memory_bytes`; what the driver itself says
+that this process takes is told beside it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from freetoken.core.options import Options
 from freetoken.core.units import MIB, format_bytes
 from freetoken.devices._arena import ArenaPool
 from freetoken.devices._driver import Driver, open_driver
+from freetoken.devices._nvml import open_nvml
 from freetoken.devices._pool import Ledger
 
 _log = logger("cuda")
 FLOOR = (8, 0)
 """Least compute capability: bfloat16 products."""
 PROBE_BYTES = 64 * MIB
-CONTEXT_BYTES = 512 * MIB
-"""What the driver takes of this process's share: contexts and code. A guess, not measured."""
+CONTEXT_BYTES = 400 * MIB
+"""What a context takes where nobody can be asked."""
+CODE_BYTES = 192 * MIB
+"""Room for the code of kernels, which is loaded when they are first used."""
 _BANDWIDTH = {(8, 0): 1.5e12, (9, 0): 3.9e12, (10, 0): 7e12}
 _FLOPS = {(8, 0): 250e12, (9, 0): 600e12, (10, 0): 1200e12}
 
@@ -76,7 +80,8 @@ class CudaDevice(Device):
     kernels = captures = True
 
     def __init__(self, index: int = 0, memory_bytes: int = 0) -> None:
-        driver = open_driver()
+        nvml, driver = open_nvml(), open_driver()
+        before = nvml.used_bytes() if nvml is not None else {}
         if driver is None or not torch.cuda.is_available():
             raise ConfigError(
                 "No usable NVIDIA GPU was found.",
@@ -89,6 +94,9 @@ class CudaDevice(Device):
         torch.cuda.set_device(self.torch_device)
         self.capability = torch.cuda.get_device_capability(index)
         _, total = torch.cuda.mem_get_info(index)
+        self._nvml, self._uuid = nvml, f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', '')}"
+        self._before = before.get(self._uuid)
+        self.context_bytes = self.taken_bytes() or CONTEXT_BYTES
         self.memory_bytes = min(memory_bytes or total, total)
         self.faults = Faults()
         self.clock = WallClock()
@@ -129,9 +137,20 @@ class CudaDevice(Device):
     def free_bytes(self) -> int:
         """What the limit and the card both still allow."""
         free, _ = torch.cuda.mem_get_info(self.index)
-        reusable = torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
-        others = torch.cuda.memory_allocated(self.index)
-        return max(0, min(free + reusable, self._ledger.free_bytes - others - CONTEXT_BYTES))
+        ours = torch.cuda.memory_allocated(self.index)
+        reusable = torch.cuda.memory_reserved(self.index) - ours
+        left = self._ledger.free_bytes - ours - self.context_bytes
+        return max(0, min(free + reusable, left) - CODE_BYTES)
+
+    def taken_bytes(self) -> int:
+        """What the driver says that this process takes of the card, 0 if it can't be asked.
+
+        It is what the card's use has grown by since the process came: another program that starts later is
+        counted in.
+        """
+        if self._nvml is None or self._before is None:
+            return 0
+        return max(0, self._nvml.used_bytes().get(self._uuid, 0) - self._before)
 
     def pin(self, buffer: Tensor) -> int:
         """Lock host memory in place; returns its device address, 0 if the system refuses."""
