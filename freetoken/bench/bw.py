@@ -1,7 +1,8 @@
 """`ft bench bw`: what this machine's memory gives, measured once and kept.
 
-The CPU half: read bandwidth by threads (B_H), and per weight format the rate at which experts are computed
-and the fixed cost of a request (a_c). Written to the profile of this machine, which planning reads.
+Read bandwidth by threads (B_H), and per weight format the rate at which experts are computed and the fixed
+cost of a request (a_c). With a GPU: the link alone, and link and CPU at once, which is what hybrid decoding
+divides. Written to the profile of this machine, which planning reads.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import datetime
 from typing import Any
 
 from freetoken.bench import _native
+from freetoken.bench._link import Rates, measure
 from freetoken.bench._report import Report, add_report_arguments
 from freetoken.core import choices, profile
+from freetoken.core.options import Options
 from freetoken.native.topology import default_threads
 
 HELP = "memory bandwidths and fixed costs of this machine, kept as its profile"
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     rates: dict[str, float] = {}
     fixed: dict[str, float] = {}
-    best = (0.0, 1)
+    best, link = (0.0, 1), None
     for fmt in args.format:
         report.progress(f"preparing {fmt}")
         made = _native.make(fmt, 2048, 768, int(args.size * _native.GIB))
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 rows.append({"what": "read", "threads": count, "gb_s": round(rate / 1e9, 2)})
                 best = max(best, (rate, count))
             lib.start(best[1])
+            link = together(made, args.seconds, rows, report)
         rates[fmt], fixed[fmt] = experts(made, args.seconds)
         row = {"what": fmt, "threads": best[1], "gb_s": round(rates[fmt] / 1e9, 2)}
         rows.append({**row, "fixed_us": round(fixed[fmt] * 1e6, 2)})
@@ -62,9 +66,40 @@ def run(args: argparse.Namespace) -> int:
     )
     if not args.dry_run:
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        found = profile.Profile(profile.machine_key(), best[0], best[1], date, fixed, rates)
+        key, beside = profile.machine_key(), link or Rates(0.0, 0.0, 0.0)
+        found = profile.Profile(
+            key,
+            best[0],
+            best[1],
+            date,
+            fixed,
+            rates,
+            beside.link,
+            beside.link_beside_host,
+            beside.host_beside_link,
+        )
         report.line(f"kept in {profile.save(found)}")
     return report.finish(rows)
+
+
+def together(
+    made: _native.Experts, seconds: float, rows: list[dict[str, Any]], report: Report
+) -> Rates | None:
+    """The link's rates, if there is a GPU; adds their rows."""
+    cuda = choices.load("freetoken.devices", "cuda")
+    if not cuda.usable():
+        report.line("no GPU here: the link was not measured")
+        return None
+    device = cuda.create(Options())
+    found, locked = measure(device, made, seconds)
+    device.close()
+    if not locked:
+        report.line("the system locks no memory for the GPU: copies go through the driver's own buffer")
+    for what in ("link", "link_beside_host", "host_beside_link"):
+        rows.append(
+            {"what": what, "threads": default_threads(), "gb_s": round(getattr(found, what) / 1e9, 2)}
+        )
+    return found
 
 
 def reading(made: _native.Experts, seconds: float) -> float:

@@ -18,7 +18,7 @@ from freetoken.core import env
 from freetoken.core.log import logger
 
 _log = logger("profile")
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Profile:
     threads       threads that this took
     cpu_fixed_s   s         fixed cost of one CPU branch, by weight format (a_c)
     expert_bw     bytes/s   expert weights computed by all threads, by weight format, one row
+    link_bw       bytes/s   to the GPU, alone; 0 = there was none
+    link_bw_beside_host, host_bw_beside_link   bytes/s   both at once
     """
 
     machine: str
@@ -36,6 +38,9 @@ class Profile:
     date: str = ""
     cpu_fixed_s: Mapping[str, float] = field(default_factory=dict)
     expert_bw: Mapping[str, float] = field(default_factory=dict)
+    link_bw: float = 0.0
+    link_bw_beside_host: float = 0.0
+    host_bw_beside_link: float = 0.0
 
 
 def machine_key() -> str:

@@ -197,6 +197,8 @@ class CudaDevice(Device):
         """What this card and its link do; the host's rates come from the stored profile if there is one."""
         measured = profile.load()
         host_bw, link_bw = measured.host_bw if measured else 40e9, self._link_rate()
+        # What both reach at once is learnt while serving; this is where it starts.
+        beside = measured.host_bw_beside_link if measured else 0.0
         props = torch.cuda.get_device_properties(self.index)
         major = (self.capability[0], 0)
         return Machine(
@@ -207,8 +209,7 @@ class CudaDevice(Device):
             gpu_flops=_FLOPS.get(major, 100e12),
             gpu_memory=total,
             host_memory=0,
-            dram_bw=host_bw
-            + 0.8 * link_bw,  # they hardly disturb each other (measured); learnt while serving
+            dram_bw=link_bw + (beside or host_bw - 0.2 * link_bw),
             approximate=("gpu_bw", "gpu_flops", *(() if measured else ("host_bw",))),
         )
 

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from freetoken.bench import _native
+from freetoken.bench._link import PIECE, measure
 from freetoken.cli import main as cli
 from freetoken.core import profile
+from freetoken.devices.cpu import CpuDevice
 from freetoken.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
@@ -60,3 +63,10 @@ def test_a_damaged_profile_is_ignored(text, monkeypatch):
     profile.path().parent.mkdir(parents=True)
     profile.path().write_text(text)
     assert profile.load() is None
+
+
+def test_link_and_cpu_are_measured_alone_and_together() -> None:
+    made = _native.make("bf16", 256, 256, least=2 * PIECE)
+    rates, locked = measure(CpuDevice(), made, 0.05)
+    assert locked and min(rates.link, rates.link_beside_host, rates.host_beside_link) > 1e6
+    made.close()
