@@ -45,6 +45,41 @@ class Asked:
         return (len(self.times_s) - 1) / spent if spent > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A moment of several requests: the clock, their tokens so far, the experts' counters."""
+
+    time_s: float
+    tokens: int
+    counters: dict[str, Any]
+
+
+@dataclass
+class Window:
+    """From the step at which all of `asked` have `first` tokens, to the one at which all have `last`."""
+
+    asked: Sequence[Asked]
+    first: int
+    last: int
+    start: Mark | None = None
+    end: Mark | None = None
+
+    @property
+    def seconds(self) -> float:
+        assert self.start and self.end
+        return self.end.time_s - self.start.time_s
+
+    @property
+    def tokens(self) -> int:
+        assert self.start and self.end
+        return self.end.tokens - self.start.tokens
+
+    def used(self, name: str) -> float:
+        """What a counter grew by."""
+        assert self.start and self.end
+        return float(self.end.counters[name] - self.start.counters[name])
+
+
 class Driven:
     """Runs a built engine in its own thread while the block lasts; closes it at the end."""
 
@@ -53,6 +88,7 @@ class Driven:
         self._asked: dict[str, Asked] = {}
         self._news = threading.Condition()
         self._number = 0
+        self._window: Window | None = None
 
     def __enter__(self) -> Driven:
         self.built.engine.start(self._take)
@@ -92,10 +128,28 @@ class Driven:
         self.wait([asked])
         return asked
 
-    def counters(self) -> dict[str, Any]:
-        """The experts' counters so far; call it while nothing runs."""
-        device, experts = self.built.device, self.built.engine.runner.experts
-        device.synchronize()
+    def window(self, asked: Sequence[Asked], first: int, last: int) -> Window:
+        """Watch requests just submitted, and wait until the window is over."""
+        with self._news:
+            window = self._window = Window(asked, first, last)
+        self.wait(asked)
+        with self._news:
+            self._window = None
+        return window
+
+    def _watch(self, window: Window) -> None:
+        """Engine's thread, after a step: set the marks. The clock runs between the two counts only."""
+        fewest = min(len(one.ids) for one in window.asked)
+        tokens = sum(len(one.ids) for one in window.asked)
+        if window.start is None and fewest >= window.first:
+            counters = self._counters()
+            window.start = Mark(self._clock.now(), tokens, counters)
+        elif window.start is not None and window.end is None and fewest >= window.last:
+            now = self._clock.now()
+            window.end = Mark(now, tokens, self._counters())
+
+    def _counters(self) -> dict[str, Any]:
+        experts = self.built.engine.runner.experts
         experts.settle()
         return {**vars(experts.stats), "engine_steps": self.built.engine.stats.steps}
 
@@ -110,4 +164,6 @@ class Driven:
                 one.error = output.error
                 one.cached = output.cached_tokens or one.cached
                 one.done = output.finish is not None
+            if self._window is not None:
+                self._watch(self._window)
             self._news.notify_all()

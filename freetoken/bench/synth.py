@@ -24,6 +24,7 @@ from freetoken.bench._synth_write import Checkpoint, amplitudes, coding_of
 from freetoken.core.errors import CapacityError, ConfigError
 from freetoken.core.units import format_bytes
 from freetoken.engine.survey import find_family
+from freetoken.models._family import DecoderFamily
 
 HELP = "write a large synthetic checkpoint: any supported geometry, depth and format of experts"
 EPILOG_SIZES = "30 GB take about 20 s on 16 cores; --tiny is 20 MB and takes a second."
@@ -69,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
         raw["quantization_config"] = coding.quantization
     family = find_family(raw["model_type"])
     config = family.read_config(raw)
+    norm_one = 1.0 - family.norm_offset if isinstance(family, DecoderFamily) else 1.0
     sizes = amplitudes(config, coding)
     wishes = weights.Calibration() if args.drift is None else weights.Calibration(drift=args.drift)
-    plan = weights.Plan(config, wishes, args.seed, sizes.written, 1.0 - family.norm_offset, recipe.router)
+    plan = weights.Plan(config, wishes, args.seed, sizes.written, norm_one, recipe.router)
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     walk = _synth_text.write_text_side(out, words, config.vocab_size, args.seed)
@@ -128,13 +130,16 @@ def _write(
 
 
 def _show(report: Report, row: dict[str, Any]) -> None:
-    percent = lambda value: "-" if value is None else f"{100 * value:.1f} %"  # noqa: E731
     lru = {k.rsplit("_", 1)[1]: v for k, v in row.items() if k.startswith("lru_misses_")}
-    lines = [[f"LRU misses with slots for {share} % of the pool", percent(v)] for share, v in lru.items()]
+    lines = [[f"LRU misses with slots for {share} % of the pool", _percent(v)] for share, v in lru.items()]
     lines += [
-        ["experts shared with the token before", percent(row["step_overlap"])],
-        ["next layer's experts known a layer early", percent(row["prediction_recall"])],
-        ["greedy tokens that follow the walk", percent(row["follows_walk"])],
+        ["experts shared with the token before", _percent(row["step_overlap"])],
+        ["next layer's experts known a layer early", _percent(row["prediction_recall"])],
+        ["greedy tokens that follow the walk", _percent(row["follows_walk"])],
         ["the right token's lead, logits", str(row["lead_logits"])],
     ]
     report.table([f"measured on {row['measured_layers']} layers", ""], lines)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

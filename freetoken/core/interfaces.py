@@ -372,6 +372,9 @@ class ExpertBackend(abc.ABC):
     def settle(self) -> None:
         """Bring `stats` up to date where a device keeps them; waits for it."""
 
+    def freeze(self, frozen: bool) -> None:
+        """Stop learning how to divide misses, or go on; for measuring what learning is worth."""
+
     def resize(self, num_slots: int) -> None:
         """Change residency at a safe point; backends without slots have nothing to do."""
 

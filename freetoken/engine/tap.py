@@ -62,5 +62,8 @@ class RoutingTap(ExpertBackend):
     def settle(self) -> None:
         self.inner.settle()
 
+    def freeze(self, frozen: bool) -> None:
+        self.inner.freeze(frozen)
+
     def resize(self, num_slots: int) -> None:
         self.inner.resize(num_slots)

@@ -61,6 +61,8 @@ class DeviceStream:
         count = self._table.lend(max(2, self._table.num_slots // self._share), GROUPS * MOST_GROUP)
         size = max(1, len(count) // GROUPS)
         places = [count[i : i + size] for i in range(0, size * (len(count) // size), size)]
+        if not self._setup.overlap:
+            places = places[:1]  # each copy waits for the products that used the one before
         self._freed = deque((some, None) for some in places)
         self._copy.wait(self._device.compute.record())  # the ring's places are being emptied
         self._learn()

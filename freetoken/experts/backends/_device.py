@@ -70,6 +70,7 @@ class DeviceBackend(ExpertBackend):
         self._parts: list[Tensor] = []
         self._stream = DeviceStream(setup, self.table, share=1 if name == "cpu" else RING_SHARE)
         self._steps = 0
+        self._frozen = False
         size = max(one.tile_bytes for one in self.bank.layouts)
         self._host_tile_s = size / self.device.machine.host_bw_beside_link
         self._told, self._unasked = (0.0, 0, 0), 0
@@ -247,7 +248,7 @@ class DeviceBackend(ExpertBackend):
             )
         self.table.count(self.stats, wait=False)
         if self._steps % LEARN_EVERY == 0:
-            if self.name == "hybrid":
+            if self.name == "hybrid" and not self._frozen:
                 self._learn()
             if self._prefetch is not None:
                 made, right = self.stats.ahead_judged, self.stats.ahead_right
@@ -272,6 +273,9 @@ class DeviceBackend(ExpertBackend):
 
     def settle(self) -> None:
         self.table.count(self.stats)
+
+    def freeze(self, frozen: bool) -> None:
+        self._frozen = frozen
 
     def resize(self, num_slots: int) -> None:
         self.table.resize(num_slots)

@@ -28,10 +28,15 @@ class HybridBackend(ResidentBackend):
         super().__init__(setup, policy)
         self._host = HostBranch(setup)
         self.controller = Controller(self.device.machine, max(one.tile_bytes for one in self.bank.layouts))
+        self._frozen = False
+
+    def freeze(self, frozen: bool) -> None:
+        self._frozen = frozen
 
     def end_step(self, step_s: float) -> None:
         super().end_step(step_s)
-        self.controller.end_step(step_s)
+        if not self._frozen:
+            self.controller.end_step(step_s)
         self.stats.extra["hybrid_left"] = float(self.controller.guard.left)
 
     def _divide(self, work: LayerWork, step: Step, missing: Ints) -> None:

@@ -1,0 +1,92 @@
+"""Servers as processes of their own: started by a command line, waited for, stopped.
+
+Owns ports, logs and patience. Ready means that a completion of one token came back, whatever else the server
+answers before. Knows no server's options but `{port}` in its command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from freetoken.bench._client import Server
+from freetoken.core.errors import ConfigError, DeviceError, FreeTokenError
+
+PATIENCE_S = 300.0
+_POLL_S = 0.2
+_STOP_S = 15.0
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def split_command(text: str) -> list[str]:
+    words = shlex.split(text)
+    if not words:
+        raise ConfigError("The server's command is empty.", code="invalid_option")
+    return words
+
+
+@dataclass
+class Started:
+    """A server's process, which may still be loading."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    server: Server
+    log: Path
+
+    def ready(self, patience_s: float = PATIENCE_S) -> Server:
+        """Wait until it answers; DeviceError with the end of its log if it ends before."""
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                tail = self.log.read_text("utf-8", "replace").strip().splitlines()[-5:]
+                raise DeviceError(
+                    f"{self.name} ended with code {self.process.returncode}: {' / '.join(tail)}",
+                    code="server_failed",
+                    hint="Run its command alone to see more.",
+                )
+            with contextlib.suppress(
+                OSError, http.client.HTTPException, ValueError, LookupError, FreeTokenError
+            ):
+                self.server.find_model()
+                self.server.complete("one two three", 2)
+                return self.server
+            time.sleep(_POLL_S)
+        raise DeviceError(f"{self.name} did not answer within {patience_s:g} s.", code="server_failed")
+
+
+@contextmanager
+def started(command: Sequence[str], name: str) -> Iterator[Started]:
+    """Start a server that runs while the block lasts; `{port}` in its command becomes a free port."""
+    port = free_port()
+    words = [word.replace("{port}", str(port)) for word in command]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as out:
+            try:
+                process = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            except OSError as error:
+                raise ConfigError(f"{name} can't be started: {error}.", code="server_failed") from error
+        try:
+            yield Started(name, process, Server(f"http://127.0.0.1:{port}"), log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

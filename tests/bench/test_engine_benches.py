@@ -1,0 +1,155 @@
+"""`ft bench decode`, `prefill`, `suffix`: rows as documented, on a CPU and on the simulated device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from freetoken.bench import decode, prefill, suffix, synth
+from freetoken.bench._engine import Asked, Driven
+from freetoken.bench._hammer import hammering
+from freetoken.bench._rates import Moved, Rates
+from freetoken.bench._setups import Prompts, Setup
+from freetoken.core.errors import ConfigError
+from freetoken.engine.build import build
+from tests.bench.makers import last_object, run_bench
+
+ROW = set(
+    ["decode_tok_s", "pool_share", "geometry", "backend", "threads"]
+    + ["limit_tok_s", "share_of_limit", "prefetch", "policy"]
+)
+ONCE = ("--repeats", 1, "--warm-up", 1, "--json")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("synth") / "m"
+    run_bench(synth, "--out", path, "--tiny", "--layers", 2, "--no-measure")
+    return path
+
+
+def test_decode_rows_name_the_engine_and_its_limit(model, capsys):
+    words = ("--device", "sim", "--backend", "hybrid", "fused", "--share", 0.5, "--streams", 1, 2)
+    assert run_bench(decode, "--model", model, *words, "--tokens", 8, "--lead", 4, *ONCE) == 0
+    body = last_object(capsys)
+    assert body["bench"] == "decode" and all(set(row) >= ROW for row in body["rows"])
+    rows = {(row["backend"], row["streams"]): row for row in body["rows"]}
+    assert set(rows) == {("hybrid", 1), ("hybrid", 2), ("fused", 1), ("fused", 2)}
+    for row in rows.values():
+        assert row["geometry"] == "2x16k4" and row["right"] == 1.0 and row["interleaved"]
+        assert 0 < row["share_of_limit"] < 1.02
+        assert row["step_ms"] == pytest.approx(1e3 * row["streams"] / row["decode_tok_s"], rel=0.05)
+    assert rows["hybrid", 1]["pool_share"] == 0.5 and rows["fused", 1]["pool_share"] == 1.0
+    assert rows["hybrid", 2]["missing_mb_step"] > 0 == rows["fused", 2]["missing_mb_step"]
+    assert rows["fused", 2]["distinct_experts_layer"] > rows["fused", 1]["distinct_experts_layer"] > 3.5
+
+
+def test_decode_on_a_cpu_reads_everything_from_host_memory(capsys):
+    words = ("--device", "cpu", "--prompt", 8, "--tokens", 4, "--lead", 2)
+    assert run_bench(decode, *words, *ONCE) == 0
+    row = last_object(capsys)["rows"][0]
+    assert row["device"] == "cpu" and row["hit_rate"] is None and row["rates_gb_s"]["host"] > 0
+    assert row["decode_tok_s"] > 0 and row["limit_tok_s"] > 0 and row["right"] is None
+
+
+def test_a_hammered_run_tells_the_live_split_from_a_frozen_one(model, capsys):
+    words = ("--device", "sim", "--backend", "hybrid", "--share", 0.5, "--tokens", 4, "--lead", 2)
+    assert run_bench(decode, "--model", model, *words, "--hammer", 1, *ONCE) == 0
+    beside = [row["beside"] for row in last_object(capsys)["rows"]]
+    assert beside == [decode.QUIET, decode.FROZEN, decode.LIVE]
+
+
+def test_a_frozen_split_stays_as_it_was(model):
+    setup = Setup(str(model), "sim", "hybrid", 0.4)
+    with Driven(build(setup.options(64, 1))) as engine:
+        experts = engine.built.engine.runner.experts
+        words = experts.controller.split.words
+        engine.run(list(range(300, 330)), 6)
+        experts.freeze(True)
+        before = words.copy()
+        engine.run(list(range(400, 430)), 12)
+        assert np.array_equal(words, before)
+        experts.freeze(False)
+        engine.run(list(range(500, 530)), 12)
+        assert not np.array_equal(words, before)
+
+
+def test_prefill_takes_its_ideas_away_one_by_one(model, capsys):
+    words = ("--device", "sim", "--backend", "hybrid", "--share", 0.6, "--ablate", "--prompt", 128)
+    assert run_bench(prefill, "--model", model, *words, *ONCE) == 0
+    rows = {row["way"]: row for row in last_object(capsys)["rows"]}
+    assert set(rows) == {prefill.FULL, prefill.SERIAL, prefill.BY_CHUNK, prefill.COLD}
+    assert all(row["ms"] > 0 and row["prompt"] == 128 and row["tflop"] > 0 for row in rows.values())
+    assert rows[prefill.COLD]["link_gb"] > rows[prefill.FULL]["link_gb"] > 0
+    assert {way: row["passes"] for way, row in rows.items() if row["passes"] != 1} == {prefill.BY_CHUNK: 2}
+
+
+def test_suffix_computes_nothing_but_the_new_tokens(model, capsys):
+    words = ("--device", "cpu", "--prefix", 96, "--suffix", 1, 20)
+    assert run_bench(suffix, "--model", model, *words, *ONCE) == 0
+    rows = last_object(capsys)["rows"]
+    assert [row["suffix"] for row in rows] == [1, 20]
+    assert all(row["reused"] and row["cached"] >= 80 and row["ms"] > 0 for row in rows)
+
+
+def test_suffix_fails_where_nothing_is_reused(model, capsys, monkeypatch):
+    options = Setup.options
+    monkeypatch.setattr(
+        Setup, "options", lambda self, *sizes, **more: options(self, *sizes, prefix_cache=False, **more)
+    )
+    words = ("--device", "cpu", "--prefix", 64, "--suffix", 1)
+    assert run_bench(suffix, "--model", model, *words, *ONCE) == 1
+
+
+@pytest.mark.parametrize(
+    ("bench", "words"),
+    [
+        (decode, ("--streams", 0)),
+        (decode, ("--repeats", 0)),
+        (decode, ("--device", "sim", "--share", 1.5)),
+        (decode, ("--device", "cpu", "--share", 0.5)),
+        (prefill, ("--device", "cpu", "--ablate")),
+        (prefill, ("--prompt", 0)),
+        (suffix, ("--suffix", 0)),
+    ],
+)
+def test_wrong_wishes_are_refused(bench, words):
+    with pytest.raises(ConfigError):
+        run_bench(bench, *words)
+
+
+def test_the_least_step_is_the_slower_of_what_runs_side_by_side():
+    rates = Rates(host=10.0, link=5.0, together=12.0, gpu=100.0)
+    moved = Moved(dense=50.0, resident=50.0, missing=60.0)
+    assert moved.least_s(rates, "hybrid", owns_memory=True) == 5.0
+    assert moved.least_s(rates, "offload", owns_memory=True) == 12.0
+    assert moved.least_s(rates, "cpu", owns_memory=True) == 6.0
+    assert Moved(50.0, 500.0, 6.0).least_s(rates, "hybrid", owns_memory=True) == 5.5
+    assert moved.least_s(rates, "cpu", owns_memory=False) == 16.0
+    assert rates.better(Rates(host=11.0, link=1.0)) == Rates(11.0, 5.0, 12.0, 100.0)
+
+
+def test_prompts_of_a_walk_know_what_follows(model):
+    prompts = Prompts(str(model))
+    one, other = prompts.take(40), prompts.take(40)
+    assert one[0] != other[0]
+    whole = prompts.walk
+    at = whole.index(one[-1])
+    assert prompts.right(one, whole[at + 1 : at + 4]) == 1.0
+    assert prompts.right(one, [whole[at + 1], whole[0] if whole[0] != whole[at + 2] else whole[1]]) == 0.5
+
+
+def test_rates_are_of_the_tokens_behind_the_first():
+    asked = Asked("r", 1.0, ids=[1, 2, 3], times_s=[2.0, 2.5, 3.0])
+    assert (asked.first_s, asked.tok_s) == (1.0, 2.0)
+
+
+def test_a_hammer_ends_with_its_block(monkeypatch):
+    kept = SimpleNamespace(ended=[])
+    with hammering(0):
+        pass
+    with hammering(1):
+        kept.ended.append(True)
+    assert kept.ended == [True]
