@@ -44,6 +44,7 @@ class Setup:
     share: float | None = None
     policy: str | None = None
     threads: int | None = None
+    prefetch: int | None = None
     extra: tuple[tuple[str, Any], ...] = ()
 
     def options(self, context: int, streams: int, **more: Any) -> Options:
@@ -55,6 +56,7 @@ class Setup:
             "moe_cache_rate": self.share,
             "moe_policy": self.policy,
             "moe_cpu_threads": self.threads,
+            "moe_prefetch": self.prefetch,
             "max_model_len": context,
             "max_running_requests": max(streams, 1),
             "num_tokens": (context + 32) * streams,
@@ -75,6 +77,10 @@ def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
         help="expert slots as shares of the pool, like 0.37 0.11 (default: what fits)",
     )  # fmt: skip
     add("--policy", nargs="+", default=[None], metavar="NAME", help="residency policies (default: the best)")
+    add(
+        "--prefetch", nargs="+", type=int, default=[None], metavar="TILES",
+        help="tiles of the next layer's likely experts to bring early, 0 = none (default: serving's)",
+    )  # fmt: skip
     add("--threads", type=int, metavar="N", help="threads of the CPU branch (default: as serving chooses)")
     add("--gpu-memory", type=parse_bytes, metavar="SIZE", help="GPU memory to use at most")
     add("--sim-machine", metavar="NAME", help="machine that --device sim plays")
@@ -112,9 +118,12 @@ def setups(args: argparse.Namespace) -> list[Setup]:
     if args.device == "cpu" and any(share is not None for share in args.share):
         raise ConfigError("A CPU has no slots for experts.", code="invalid_option", hint="Leave --share out.")
     found = []
-    for backend, share, policy in itertools.product(args.backend, args.share, args.policy):
-        slots = backend not in ("fused", "cpu")
-        one = replace(base, backend=backend, share=share if slots else None, policy=policy if slots else None)
+    for backend, share, policy, ahead in itertools.product(
+        args.backend, args.share, args.policy, args.prefetch
+    ):
+        one = replace(base, backend=backend)
+        if backend not in ("fused", "cpu"):
+            one = replace(one, share=share, policy=policy, prefetch=ahead)
         if one not in found:
             found.append(one)
     return found

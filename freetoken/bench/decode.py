@@ -146,9 +146,9 @@ def _row(case: Case, facts: dict[str, Any], probed: Probed, args: argparse.Names
     rates = [window.tokens / window.seconds for window in case.windows]
     speed = statistics.median(rates)
     steps = sum(window.tokens for window in case.windows) / case.streams
-    requests, misses, tiles = (
+    requests, misses, tiles, ahead, judged, hit = (
         sum(window.used(name) for window in case.windows) / steps
-        for name in ("requests", "misses", "missing_tiles")
+        for name in ("requests", "misses", "missing_tiles", "ahead_tiles", "ahead_judged", "ahead_right")
     )
     size, owns = facts.pop("tile_bytes"), facts.pop("owns_memory")
     routed = requests * facts.pop("num_tiles") * size
@@ -169,13 +169,21 @@ def _row(case: Case, facts: dict[str, Any], probed: Probed, args: argparse.Names
         "distinct_experts_layer": round(requests / layers, 2),
         "limit_tok_s": round(limit, 2) if limit else None,
         "share_of_limit": round(speed / limit, 4) if limit else None,
-        "prefetch": "none",
+        "prefetch": _prefetch(case.member, ahead),
+        "prefetched_tiles_step": round(ahead, 2),
+        "prefetch_right": round(hit / judged, 4) if judged else None,
         "right": round(statistics.mean(case.right), 4) if case.right else None,
         "prompt": args.prompt,
         "tokens": args.tokens,
         "repeats": args.repeats,
         "rates_gb_s": {name: round(value / 1e9, 1) for name, value in vars(probed.best).items() if value},
     }
+
+
+def _prefetch(member: Member, ahead: float) -> str | int:
+    """What was asked for, or whether serving chose to."""
+    wish = member.setup.prefetch
+    return wish if wish is not None else "auto" if ahead else "none"
 
 
 def _show(report: Report, rows: list[dict[str, Any]]) -> None:

@@ -114,6 +114,7 @@ def _command(one: Setup, context: int, streams: int) -> list[str]:
         "--moe-cache-rate": one.share,
         "--moe-policy": one.policy,
         "--moe-cpu-threads": one.threads,
+        "--moe-prefetch": one.prefetch,
         **{"--" + name.replace("_", "-"): value for name, value in one.extra},
     }
     for name, value in given.items():
