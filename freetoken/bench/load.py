@@ -1,8 +1,9 @@
 """`ft bench load`: how fast weights reach their place, beside plain reading of the same files.
 
-Plain reading is parallel and goes into memory that is there already; loading fills a fresh bank, checks
-checksums and, for safetensors, cuts tiles. In one run both sides read the disk (`direct`), or both the page
-cache (`warm`). Without a model a random one is written, as safetensors and as FTW.
+Plain reading is parallel and goes into memory that is there already, or (`fresh`) into as much new memory as
+a model takes, which some machines are slow to give. Loading fills a fresh bank, checks checksums and, for
+safetensors, cuts tiles. All sides of a row read the disk (`direct`), or all the page cache (`warm`).
+Without a model a random one is written, as safetensors and as FTW.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from freetoken.bench._report import Report, add_report_arguments
 from freetoken.core.units import GIB, MIB, align_up, format_bytes
@@ -57,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
                 report.progress(f"{path.name}, {mode}")
                 rows.append(measure(path, mode, args.repeat))
     report.table(
-        ["", "reads", "GB", "plain GB/s", "load GB/s", "ratio"],
+        ["", "reads", "GB", "plain GB/s", "fresh", "load", "of plain", "of fresh", "CPU s/GB"],
         [
             [f"{r['model']} ({r['container']})", r["mode"], f"{r['bytes'] / 1e9:.2f}",
-             f"{r['plain_gb_s']:.2f}", f"{r['load_gb_s']:.2f}", f"{r['ratio']:.2f}"]
+             f"{r['plain_gb_s']:.2f}", f"{r['fresh_gb_s']:.2f}", f"{r['load_gb_s']:.2f}",
+             f"{r['ratio']:.2f}", f"{r['ratio_fresh']:.2f}", f"{r['load_cpu_s_per_gb']:.2f}"]
             for r in rows
         ],
     )  # fmt: skip
@@ -124,29 +127,39 @@ def measure(path: Path, mode: str, repeat: int) -> dict[str, Any]:
     if cached:
         for file in files:
             _touch(file)
-    plain, loads = [], []
-    sides = [(plain, lambda: read_plain(files, cached)), (loads, lambda: load(path, cached))]
+    runs = {
+        "plain": lambda: read_plain(files, cached),
+        "fresh": lambda: read_plain(files, cached, _room(total + len(files) * BLOCK)),
+        "load": lambda: load(path, cached),
+    }
+    times: dict[str, list[float]] = {side: [] for side in runs}
+    cpu: dict[str, list[float]] = {side: [] for side in runs}
     for turn in range(repeat):  # who comes first changes: some disks give more to who comes after a pause
-        for times, run in sides[:: -1 if turn % 2 else 1]:
-            times.append(_timed(run))
-    ratio = statistics.median(p / q for p, q in zip(plain, loads, strict=True))
+        for side in list(runs)[:: -1 if turn % 2 else 1]:
+            began, spent = time.perf_counter(), time.process_time()
+            runs[side]()
+            times[side].append(time.perf_counter() - began)
+            cpu[side].append(time.process_time() - spent)
+
+    def ratio_to(side: str) -> float:
+        return statistics.median(p / q for p, q in zip(times[side], times["load"], strict=True))
+
     return {
         "model": path.name,
         "container": files[0].suffix[1:],
         "mode": mode,
         "bytes": total,
         "size": format_bytes(total),
-        "plain_gb_s": total / statistics.median(plain) / 1e9,
-        "load_gb_s": total / statistics.median(loads) / 1e9,
-        "ratio": ratio,
+        **{f"{side}_gb_s": total / statistics.median(times[side]) / 1e9 for side in runs},
+        **{f"{side}_cpu_s_per_gb": statistics.median(cpu[side]) / total * 1e9 for side in runs},
+        "ratio": ratio_to("plain"),
+        "ratio_fresh": ratio_to("fresh"),
         "threads": THREADS,
     }
 
 
-def _timed(run: Any) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+def _room(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes + ALIGN, dtype=torch.uint8)
 
 
 def _touch(path: Path) -> None:
@@ -155,18 +168,24 @@ def _touch(path: Path) -> None:
             pass
 
 
-def read_plain(paths: list[Path], cached: bool) -> None:
-    """Every block of the files, by as many threads as loading has, into one buffer for each thread's turn."""
+def read_plain(paths: list[Path], cached: bool, out: Tensor | None = None) -> None:
+    """Every block of the files, by as many threads as loading has.
+
+    out   uint8, where they go one behind the other; else into one buffer for each thread, again and again
+    """
     files = Files(cached=cached)
     blocks = [(path, at) for path in paths for at in range(0, path.stat().st_size, BLOCK)]
-    buffers = [aligned(BLOCK).zero_() for _ in range(THREADS)]
+    if out is None:
+        buffers = [aligned(BLOCK).zero_() for _ in range(THREADS)]
+    else:
+        start = -out.data_ptr() % ALIGN
+        buffers = [out[at : at + BLOCK] for at in range(start, start + len(blocks) * BLOCK, BLOCK)]
 
     def work(turn: int) -> None:
-        for path, at in blocks[turn::THREADS]:
-            left = path.stat().st_size - at
-            files.read_into(
-                path, at, buffers[turn][: align_up(min(left, BLOCK), ALIGN)], least=min(left, BLOCK)
-            )
+        for number, (path, at) in enumerate(blocks[turn::THREADS]):
+            left = min(path.stat().st_size - at, BLOCK)
+            place = buffers[turn if out is None else turn + number * THREADS]
+            files.read_into(path, at, place[: align_up(left, ALIGN)], least=left)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, range(THREADS)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from freetoken.core import env
-from freetoken.core.errors import FreeTokenError, NotFoundError
+from freetoken.core.errors import ConfigError, FreeTokenError, NotFoundError, WeightsError
+from freetoken.core.units import format_bytes
 
 SMALL = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 FACTS = ("config.json", "generation_config.json", "*quant*.json", "*.index.json")
 WEIGHTS = ("*.safetensors",)
 GGUF = ("*.gguf",)
 _UNWANTED = ("original/*", "onnx/*", "*/onnx/*", "training_args*")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_PROJECTOR = ("mmproj*", "*/mmproj*")
+_FIRST_BYTES, _MOST_BYTES = 1 << 20, 1 << 28
+"""Of a GGUF file's header, asked for at first and at most; a large vocabulary makes it 5 to 10 MiB."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +58,95 @@ def download(name: str, paths: Sequence[str], revision: str | None, *, bars: boo
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(paths)))
 
 
-def fetch_headers(name: str, to: Path, revision: str | None = None) -> None:
-    """Make a folder with a model's config, and its weight files as headers over empty space.
+def choose(name: str, found: list[File], pattern: str | None) -> list[File]:
+    """The weight files to take: those that the pattern names, else safetensors, else the only GGUF model."""
+    weights = [file for file in found if matches(file.path, (*WEIGHTS, *GGUF))]
+    ggufs = [file for file in weights if matches(file.path, GGUF) and not matches(file.path, _PROJECTOR)]
+    if pattern:
+        chosen = [file for file in weights if matches(file.path, (pattern, f"*/{pattern}"))]
+    else:
+        chosen = [file for file in weights if matches(file.path, WEIGHTS) and "/" not in file.path]
+        chosen = chosen or (ggufs if _count_models(ggufs) == 1 else [])
+    if not weights:
+        raise ConfigError(
+            f"{name} has no weights in safetensors or GGUF.",
+            code="no_weights",
+            hint="Look for another copy of this model.",
+        )
+    if not chosen:
+        shown = ", ".join(f"{file.path} ({format_bytes(file.num_bytes)})" for file in weights[:12])
+        raise ConfigError(
+            f"{name} has these weights: {shown}.", code="choose_file", hint="Choose with --file PATTERN."
+        )
+    return chosen
+
+
+def _count_models(ggufs: Sequence[File]) -> int:
+    """Shards of one model count once."""
+    return len({_SHARD.sub("", file.path) for file in ggufs})
+
+
+def fetch_headers(name: str, to: Path, pattern: str | None = None) -> None:
+    """Make a folder with a model's weight files as headers over empty space, and its config.
 
     Each weight file has its real length and takes no room where the file system knows holes.
     """
     hub = _client()
-    found = files(name, revision)
-    if not any(matches(file.path, WEIGHTS) for file in found):
-        raise NotFoundError(
-            f"{name} has no safetensors, whose headers could be asked for.",
-            code="no_weights",
-            hint=f"Fetch it first: ft pull {name}",
+    found = files(name)
+    chosen = choose(name, found, pattern)
+    ggufs = [file for file in chosen if matches(file.path, GGUF)]
+    if ggufs and (len(ggufs) < len(chosen) or _count_models(ggufs) > 1):
+        raise ConfigError(
+            f"{name}: {pattern} names several models: {', '.join(file.path for file in chosen[:12])}.",
+            code="choose_file",
+            hint="Choose one with --file PATTERN.",
         )
     with _talking(name):
+        if ggufs:
+            for file in ggufs:
+                _fetch_gguf(hub, name, file, to / Path(file.path).name)
+            return
         for file in found:
             if matches(file.path, FACTS) and "/" not in file.path:
-                hub.hf_hub_download(name, file.path, revision=revision, local_dir=to)
-        for file in found:
-            if matches(file.path, WEIGHTS) and "/" not in file.path:
-                parsed = hub.HfApi().parse_safetensors_file_metadata(name, file.path, revision=revision)
-                _write_header(to / file.path, parsed.tensors)
+                hub.hf_hub_download(name, file.path, local_dir=to)
+        for file in chosen:
+            parsed = hub.HfApi().parse_safetensors_file_metadata(name, file.path)
+            _write_header(to / Path(file.path).name, parsed.tensors)
+
+
+def _fetch_gguf(hub: Any, name: str, file: File, path: Path) -> None:
+    """The beginning of a file, as much of it as its header takes: how much that is only reading it tells."""
+    from freetoken.weights.gguf import GgufFile
+
+    url = hub.hf_hub_url(name, file.path)
+    wanted = _FIRST_BYTES
+    with path.open("w+b") as out:
+        while True:
+            start, stop = out.tell(), min(wanted, file.num_bytes)
+            out.write(_range(hub, url, start, stop))
+            out.flush()
+            try:
+                GgufFile(path, file.num_bytes)
+                break
+            except WeightsError as error:
+                is_short = error.code == "truncated_shard" and stop < min(file.num_bytes, _MOST_BYTES)
+                if not is_short:
+                    raise
+            wanted *= 4
+        out.truncate(file.num_bytes)
+
+
+def _range(hub: Any, url: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file of the hub."""
+    asked = {**hub.utils.build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
+    response = hub.utils.get_session().get(url, headers=asked, timeout=30)
+    hub.utils.hf_raise_for_status(response)
+    body: bytes = response.content
+    if response.status_code == 200:  # a server that knows no ranges sends all of it
+        body = body[start:stop]
+    if len(body) != stop - start:
+        raise OSError(f"{len(body)} bytes of {url} came, {stop - start} were asked for")
+    return body
 
 
 def _write_header(path: Path, tensors: Any) -> None:

@@ -31,10 +31,11 @@ def local(name: str | None) -> Path | None:
 
 
 @contextmanager
-def headers(name: str | None, *, offline: bool) -> Iterator[Path]:
+def headers(name: str | None, *, offline: bool, file: str | None = None) -> Iterator[Path]:
     """A folder whose headers can be read, for as long as the context lasts.
 
     A model that is not here is asked for at the hub: config and headers, no weights.
+    file   a pattern for the weight files of a model on the hub that has several
     """
     found = local(name)
     if found is not None:
@@ -45,5 +46,5 @@ def headers(name: str | None, *, offline: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="freetoken-headers-") as folder:
             to = Path(folder) / name.rpartition("/")[2]
             to.mkdir()
-            _hub.fetch_headers(name, to)
+            _hub.fetch_headers(name, to, file)
             yield to

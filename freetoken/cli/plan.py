@@ -24,6 +24,9 @@ HELP = "what fits where, expected speed and why, before anything is downloaded o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-machines", action="store_true", help="a row for each known machine")
+    parser.add_argument(
+        "--file", metavar="PATTERN", help="of a model on the hub, the weight files meant, like '*Q4_K_M*'"
+    )
     parser.add_argument("--offline", action="store_true", help="never ask the hub")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _options.add_option_flags(parser)
@@ -34,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     presets = tuple(PRESETS.values()) if args.all_machines else ()
     if options.machine:
         presets = (PRESETS[options.machine],)
-    with _models.headers(options.model, offline=args.offline) as directory:
+    with _models.headers(options.model, offline=args.offline, file=args.file) as directory:
         # Late: torch is not needed to refuse a wrong option or name.
         from freetoken.engine import outlook
 

@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{args.model!r} is not a name like owner/model.", code="usage", hint="See: ft pull --help"
         )
-    wanted = choose(args.model, _hub.files(args.model, args.revision), args.file)
+    found = _hub.files(args.model, args.revision)
+    small = [file for file in found if _hub.matches(file.path, _hub.SMALL)]
+    wanted = small + _hub.choose(args.model, found, args.file)
     total = sum(file.num_bytes for file in wanted)
     where = env.hub_cache()
     out.line(f"{args.model}: {len(wanted)} files, {format_bytes(total)}, into {where}")
@@ -46,29 +48,6 @@ def run(args: argparse.Namespace) -> int:
     first = next((file.path for file in wanted if _hub.matches(file.path, _hub.GGUF)), "")
     out.line(f"Serve it with: ft serve {path / first if first else args.model}")
     return 0
-
-
-def choose(name: str, files: list[_hub.File], pattern: str | None) -> list[_hub.File]:
-    """What of a model to fetch: its small files, and the weights that the pattern or the container names."""
-    small = [file for file in files if _hub.matches(file.path, _hub.SMALL)]
-    weights = [file for file in files if _hub.matches(file.path, (*_hub.WEIGHTS, *_hub.GGUF))]
-    tensors = [file for file in weights if _hub.matches(file.path, _hub.WEIGHTS)]
-    if pattern:
-        chosen = [file for file in weights if _hub.matches(file.path, (pattern, f"*/{pattern}"))]
-    else:
-        chosen = [file for file in tensors if "/" not in file.path] or (weights if len(weights) == 1 else [])
-    if not weights:
-        raise ConfigError(
-            f"{name} has no weights in safetensors or GGUF.",
-            code="no_weights",
-            hint="Look for another copy of this model.",
-        )
-    if not chosen:
-        shown = ", ".join(f"{file.path} ({format_bytes(file.num_bytes)})" for file in weights[:12])
-        raise ConfigError(
-            f"{name} has these weights: {shown}.", code="choose_file", hint="Choose with --file PATTERN."
-        )
-    return small + chosen
 
 
 def _check_disk(where: Path, total: int, own: Path) -> None:

@@ -90,14 +90,16 @@ class GgufFile:
     """One file, opened: `metadata`, and `tensors` by name in the file's order.
 
     Raises WeightsError `invalid_shard`, `truncated_shard` or `unknown_weight_format`.
+
+    num_bytes   the size of the whole file, where only its beginning lies at `path`: enough for the header
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_bytes: int | None = None) -> None:
         self.path = path
         self.metadata = Metadata()
         self.tensors: dict[str, GgufTensor] = {}
-        size = path.stat().st_size
-        if size == 0:
+        size = path.stat().st_size if num_bytes is None else num_bytes
+        if path.stat().st_size == 0:
             raise self._fault("is empty", code="truncated_shard")
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

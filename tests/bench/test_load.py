@@ -23,4 +23,7 @@ def test_a_random_model_is_measured_in_both_containers(
     assert [(r["container"], r["mode"]) for r in rows] == [
         ("safetensors", "direct"), ("safetensors", "warm"), ("ftw", "direct"), ("ftw", "warm"),
     ]  # fmt: skip
-    assert all(r["ratio"] > 0 and r["load_gb_s"] > 0 for r in rows) and not list(tmp_path.iterdir())
+    assert all(r["load_cpu_s_per_gb"] > 0 for r in rows)
+    assert all(r["ratio"] > 0 and r["ratio_fresh"] > 0 and r["load_gb_s"] > 0 for r in rows) and not list(
+        tmp_path.iterdir()
+    )

@@ -16,8 +16,11 @@ from freetoken.cli import _hub, pull
 from freetoken.cli._models import DEMO
 from freetoken.cli.main import main
 from freetoken.core.errors import CapacityError, ConfigError
+from freetoken.models import qwen3_moe
 from tests.cli.fake_hub import Hub, serving
 from tests.engine.test_preflight import LARGE, sparse
+from tests.models import checkpoints
+from tests.weights import gguf_models
 
 NAME = "Owner/Tiny"
 
@@ -72,6 +75,30 @@ def test_a_plan_of_a_remote_model_asks_for_headers_alone(hub: Hub, tmp_path: Pat
     assert not list(tmp_path.rglob("*.safetensors")), "nothing is kept"
 
 
+def test_a_plan_of_remote_gguf_files_asks_for_their_heads_alone(hub: Hub, tmp_path: Path) -> None:
+    raw = {**qwen3_moe.TINY, "mlp_only_layers": [], "hidden_size": 256, "num_hidden_layers": 2}
+    tensors = checkpoints.random_tensors(qwen3_moe.FAMILY, raw)
+    # A vocabulary makes the header longer than what is asked for at first.
+    words = {"tokenizer.ggml.tokens": [f"word {i:>10}" for i in range(80_000)]}
+    for kind in ("Q8_0", "F32"):
+        path = hub.root / "Owner" / "Blocks" / kind / f"tiny-{kind}.gguf"
+        path.parent.mkdir(parents=True)
+        gguf_models.write(path, raw, tensors, more=words)
+        with path.open("ab") as file:
+            file.truncate(path.stat().st_size + (64 << 20))
+    done = ft(tmp_path, hub.url, "plan", "Owner/Blocks", "--json")
+    assert "choose_file" in done.stderr and "tiny-F32.gguf" in done.stderr and "--file" in done.stderr
+    done = ft(tmp_path, hub.url, "plan", "Owner/Blocks", "--file", "tiny-*", "--json")
+    assert "choose_file" in done.stderr
+    hub.sent_bytes = 0
+    done = ft(tmp_path, hub.url, "plan", "Owner/Blocks", "--file", "*F32*", "--json")
+    assert done.returncode == 0, done.stderr
+    there = ft(tmp_path, hub.url, "plan", str(path), "--json")
+    remote, local = (json.loads(one.stdout)["model"] for one in (done, there))
+    assert {**remote, "name": ""} == {**local, "name": ""} and remote["expert_bytes"] > 0
+    assert (1 << 20) < hub.sent_bytes < (8 << 20)
+
+
 @pytest.mark.parametrize("words", [("pull", "Owner/Nope"), ("plan", "Owner/Nope")])
 def test_an_unknown_model_is_told(words: tuple[str, ...], hub: Hub, tmp_path: Path) -> None:
     done = ft(tmp_path, hub.url, *words)
@@ -105,17 +132,22 @@ def files(*sizes: tuple[str, int]) -> list[_hub.File]:
 
 
 def test_the_weights_to_fetch_are_chosen_by_container_or_pattern() -> None:
-    both = files(("config.json", 1), ("model.safetensors", 5), ("x-Q4_K_M.gguf", 5), ("README.md", 1))
-    assert [f.path for f in pull.choose("n", both, None)] == ["config.json", "model.safetensors"]
-    assert [f.path for f in pull.choose("n", both, "*Q4_K_M*")] == ["config.json", "x-Q4_K_M.gguf"]
-    assert [f.path for f in pull.choose("n", files(("x.gguf", 5)), None)] == ["x.gguf"]
+    def chosen(pattern: str | None, *sizes: tuple[str, int]) -> list[str]:
+        return [file.path for file in _hub.choose("n", files(*sizes), pattern)]
+
+    both = ("config.json", 1), ("model.safetensors", 5), ("x-Q4_K_M.gguf", 5), ("README.md", 1)
+    split = ("q/x-00001-of-00002.gguf", 5), ("q/x-00002-of-00002.gguf", 5), ("q/mmproj-x.gguf", 1)
+    assert chosen(None, *both) == ["model.safetensors"]
+    assert chosen("*Q4_K_M*", *both) == ["x-Q4_K_M.gguf"]
+    assert chosen(None, ("x.gguf", 5)) == ["x.gguf"]
+    assert chosen(None, *split) == [split[0][0], split[1][0]]
     for some, pattern, code in (
-        (files(("a.gguf", 5), ("b.gguf", 6)), None, "choose_file"),
-        (files(("a.gguf", 5)), "*Q8*", "choose_file"),
-        (files(("pytorch_model.bin", 5)), None, "no_weights"),
+        ((("a.gguf", 5), ("b.gguf", 6)), None, "choose_file"),
+        ((("a.gguf", 5),), "*Q8*", "choose_file"),
+        ((("pytorch_model.bin", 5),), None, "no_weights"),
     ):
         with pytest.raises(ConfigError) as e:
-            pull.choose("n", some, pattern)
+            chosen(pattern, *some)
         assert e.value.code == code and e.value.hint
 
 
