@@ -126,7 +126,7 @@ def _fetch_gguf(hub: Any, name: str, file: File, path: Path) -> None:
             out.write(_range(hub, url, start, stop))
             out.flush()
             try:
-                GgufFile(path, file.num_bytes)
+                GgufFile(path, num_bytes=file.num_bytes)
                 break
             except WeightsError as error:
                 is_short = error.code == "truncated_shard" and stop < min(file.num_bytes, _MOST_BYTES)

@@ -1,8 +1,9 @@
 """The GGUF container: a header of typed metadata and tensor entries, then the tensors' blocks.
 
-Reads a header through a mapping in one walk that keeps positions and decodes nothing it isn't asked for:
-a vocabulary of 150,000 strings costs as many additions. Every tensor is checked against its type and the
-file's size before one is read; a fault names the tensor. Knows no architecture and no weight format.
+Reads a header through a mapping in one walk that keeps positions and decodes nothing it isn't asked for: a
+vocabulary of 150,000 strings costs as many additions. Every tensor is checked against its type and the file's
+size before one is read; a fault names the tensor. Bytes of tensors come from a `Files`. Knows no architecture
+and no weight format.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from freetoken.core.errors import WeightsError
 from freetoken.core.units import align_up
+from freetoken.weights.files import Files
 from freetoken.weights.gguf_types import TYPES, BlockType, type_name
 
 _MAGIC = b"GGUF"
@@ -91,11 +93,13 @@ class GgufFile:
 
     Raises WeightsError `invalid_shard`, `truncated_shard` or `unknown_weight_format`.
 
+    files       where the tensors' bytes come from
     num_bytes   the size of the whole file, where only its beginning lies at `path`: enough for the header
     """
 
-    def __init__(self, path: Path, num_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, files: Files | None = None, num_bytes: int | None = None) -> None:
         self.path = path
+        self._files = files or Files()
         self.metadata = Metadata()
         self.tensors: dict[str, GgufTensor] = {}
         size = path.stat().st_size if num_bytes is None else num_bytes
@@ -111,12 +115,11 @@ class GgufFile:
             raise self._fault(f"holds a name that is no text: {error}", code="invalid_shard") from error
 
     def rows(self, tensor: GgufTensor, start: int, stop: int) -> Tensor:
-        """uint8 [stop - start, row_bytes]: a view of the file's private mapping."""
+        """uint8 [stop - start, row_bytes]: a view of what `files` gives, a mapping or memory read into."""
         width, count = tensor.row_bytes, (stop - start) * tensor.row_bytes
         if not count:
             return torch.empty((stop - start, width), dtype=torch.uint8)
-        at = tensor.offset + start * width
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=at).view(-1, width)
+        return self._files.bytes_of(self.path, tensor.offset + start * width, count).view(-1, width)
 
     def _fault(self, what: str, *, code: str, hint: str = _AGAIN) -> WeightsError:
         return WeightsError(f"{self.path.name} {what}.", code=code, hint=hint)

@@ -69,7 +69,7 @@ class GgufSource(WeightSource):
         return {BLOCKS: self._raw(piece, 0, _num_rows(piece)), "codes": shape}
 
     def close(self) -> None:
-        """Nothing to do: views hold the mapping, and the last one frees it."""
+        self._model.files.close()
 
     def _find(self, name: str) -> Piece:
         if name not in self._pieces:

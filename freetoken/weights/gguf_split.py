@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
+from freetoken.weights.files import Files
 from freetoken.weights.gguf import GgufFile, GgufTensor
 
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
@@ -23,21 +24,23 @@ class GgufModel:
     """All tensors of a model by name, wherever they lie.
 
     name       what the files have in common
+    files      where all bytes come from
     metadata   the header's keys and values
     tensors    stored name -> entry
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files | None = None) -> None:
         paths = shards_of(path)
         self.path = paths[0]
         match = _SHARD.match(path.name)
         self.name = match["stem"] if match else path.stem
-        files = [GgufFile(p) for p in paths]
-        self.metadata: Mapping[str, Any] = files[0].metadata
+        self.files = files or Files()
+        opened = [GgufFile(p, self.files) for p in paths]
+        self.metadata: Mapping[str, Any] = opened[0].metadata
         self.tensors: dict[str, GgufTensor] = {}
         self._file_of: dict[str, GgufFile] = {}
-        for number, file in enumerate(files):
-            _check_number(file, number, len(files))
+        for number, file in enumerate(opened):
+            _check_number(file, number, len(opened))
             for name, tensor in file.tensors.items():
                 if name in self.tensors:
                     raise WeightsError(
@@ -49,7 +52,7 @@ class GgufModel:
         promised = self.metadata.get("split.tensors.count", len(self.tensors))
         if promised != len(self.tensors):
             raise WeightsError(
-                f"The {len(files)} files of {self.name} hold {len(self.tensors)} tensors, "
+                f"The {len(opened)} files of {self.name} hold {len(self.tensors)} tensors, "
                 f"the first one promises {promised}.",
                 code="missing_shard",
                 hint="Fetch the shards again, all from one place.",

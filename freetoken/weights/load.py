@@ -66,7 +66,7 @@ def open_checkpoint(path: str | Path, files: Files | None = None) -> Checkpoint:
     try:
         directory = _directory(Path(path).expanduser())
         if directory.suffix == GGUF and directory.is_file():
-            return _open_gguf(directory)
+            return _open_gguf(directory, files or Files())
     except (OSError, RuntimeError) as error:  # a name too long, no right to look, no such home
         raise WeightsError(
             f"The model can't be looked into: {error}.",
@@ -95,11 +95,11 @@ def open_checkpoint(path: str | Path, files: Files | None = None) -> Checkpoint:
     return Checkpoint(directory, config, source, generation, files=files, records=records)
 
 
-def _open_gguf(path: Path) -> Checkpoint:
-    model = GgufModel(path)
+def _open_gguf(path: Path, files: Files) -> Checkpoint:
+    model = GgufModel(path, files)
     config = config_of(model)
     source = CanonicalSource(GgufSource(model, config))
-    return Checkpoint(model.path, config, source, generation_of(model), model.metadata)
+    return Checkpoint(model.path, config, source, generation_of(model), model.metadata, files)
 
 
 def _directory(path: Path) -> Path:

@@ -19,11 +19,11 @@ from freetoken.core.weights import CodedMatrix, WeightSource
 from freetoken.weights.files import Arena, Files
 
 THREADS = 6
-WINDOW_BYTES = 384 << 20
+WINDOW_BYTES = 192 << 20
 
 
 class ReadAhead(WeightSource):
-    """A source whose `read` hands its memory over; close it before `files`.
+    """A source whose `read` and `read_coded` hand their memory over; close it before `files`.
 
     names that hold ".experts." are not read ahead
     """
@@ -37,7 +37,7 @@ class ReadAhead(WeightSource):
         self._place = {name: i for i, name in enumerate(self._order)}
         self._bytes = [source.stored_bytes(name) for name in self._order]
         self._pool = ThreadPoolExecutor(THREADS, "freetoken-dense")
-        self._coming: dict[str, Future[Tensor]] = {}
+        self._coming: dict[str, Future[Tensor | CodedMatrix]] = {}
         self._given: set[str] = set()
         self._ahead = 0
         self._lock = threading.Lock()
@@ -46,6 +46,19 @@ class ReadAhead(WeightSource):
         """The whole tensor, in memory that is now the caller's."""
         if name not in self._place or self._source.coding(name):
             return self._source.read(name).clone()
+        found = self._taken(name)
+        assert isinstance(found, Tensor)
+        return found
+
+    def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
+        if name not in self._place or index is not None or not self._source.coding(name):
+            return self._source.read_coded(name, index)
+        found = self._taken(name)
+        assert not isinstance(found, Tensor)
+        return found
+
+    def _taken(self, name: str) -> Tensor | CodedMatrix:
+        """What was read ahead, or is read now; what comes next is asked for."""
         with self._lock:
             found = self._coming.pop(name, None)
             if found is not None:
@@ -61,13 +74,13 @@ class ReadAhead(WeightSource):
         for name, size in zip(self._order[start:], self._bytes[start:], strict=True):
             if self._ahead and self._ahead + size > WINDOW_BYTES:
                 return
-            if name not in self._coming and name not in self._given and not self._source.coding(name):
+            if name not in self._coming and name not in self._given:
                 self._coming[name] = self._pool.submit(self._read, name)
                 self._ahead += size
 
-    def _read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor | CodedMatrix:
         with self._files.reading(Arena()):  # never reset: the tensor keeps it
-            return self._source.read(name)
+            return self._source.read_coded(name) if self._source.coding(name) else self._source.read(name)
 
     def close(self) -> None:
         """Drop what nobody asked for. The source stays open."""
@@ -88,9 +101,6 @@ class ReadAhead(WeightSource):
 
     def coding(self, name: str) -> str:
         return self._source.coding(name)
-
-    def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
-        return self._source.read_coded(name, index)
 
     def columns(self, name: str) -> Tensor | None:
         return self._source.columns(name)

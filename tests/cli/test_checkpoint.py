@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from freetoken.cli import main as cli
+from tests.engine.test_preflight import LARGE, sparse
 
 DEMO = Path(cli.__file__).resolve().parent.parent / "data" / "demo-model"
 
@@ -64,6 +66,33 @@ def test_a_killed_conversion_leaves_nothing_that_looks_whole_and_goes_on(tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and "were there from an earlier run" in done.stderr
     assert ft("verify", str(out)) == 0 and not journal.parent.exists()
+
+
+PEAK = """
+import resource, sys
+from freetoken.cli import main
+code = main.main(sys.argv[1:])
+print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+@pytest.mark.parametrize("experts", ["", "q8_0"])
+def test_a_model_larger_than_the_bound_is_written_within_it(experts: str, tmp_path: Path) -> None:
+    """Peak memory is at most 2 GB and one shard, whatever the model's size."""
+    shard = 256 << 20
+    size = sparse(tmp_path / "large", {**LARGE, "num_hidden_layers": 5, "num_experts": 64})
+    assert size > (2 << 30) + shard + (1 << 30)
+    argv = ["checkpoint", "--model", str(tmp_path / "large"), "--out", str(tmp_path / "out")]
+    argv += ["--shard-size", str(shard), "--experts", experts]
+    done = subprocess.run([sys.executable, "-c", PEAK, *argv], capture_output=True, text=True, timeout=3000)
+    code, peak = done.stdout.split()[-2:]
+    assert code == "0", done.stderr
+    assert int(peak) <= (2 << 30) + shard, f"{int(peak) >> 20} MiB"
+    print(f"{size >> 20} MiB read, written with a peak of {int(peak) >> 20} MiB")
+    shutil.rmtree(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ from freetoken.engine.survey import expert_formats, find_family
 from freetoken.experts.bank import ExpertBank
 from freetoken.models import gpt_oss, qwen3_5_moe, qwen3_moe
 from freetoken.quant import _reading as reading
+from freetoken.quant import q4_0, q8_0
 from freetoken.weights import load as weights_load
 from freetoken.weights.files import Files
 from freetoken.weights.ftw_verify import verify
 from freetoken.weights.load import open_checkpoint
 from tests.models import checkpoints
-from tests.weights import gguf_models
+from tests.weights import gguf_files, gguf_models
 from tests.weights.dialect_writers import WRITERS, code
 
 from .served import Served, alone, text_ids
@@ -55,9 +57,18 @@ def dialect(path: Path, name: str) -> Path:
     return path
 
 
-def gguf(path: Path) -> Path:
-    tensors = checkpoints.random_tensors(FAMILY, SMALL, fused=False)
-    return gguf_models.write(path.with_suffix(".gguf"), SMALL, tensors)
+def coded_gguf(path: Path, more: Mapping[str, Any] | None = None) -> Path:
+    """Matrices in random blocks of Q8_0 and Q4_0, layer by layer."""
+
+    def code(name: str, matrix: Tensor) -> gguf_files.Blob:
+        fmt, kind = (q4_0.FORMAT, "Q4_0") if name.startswith("blk.1.") else (q8_0.FORMAT, "Q8_0")
+        size = fmt.gguf_bytes * matrix.numel() // fmt.gguf_columns
+        raw = np.random.default_rng(len(name)).integers(0, 256, size, dtype=np.uint8)
+        raw.reshape(-1, fmt.gguf_bytes)[:, :2] = np.array([0.01], np.float16).view(np.uint8)
+        return gguf_files.blocks(raw, kind, matrix.shape)
+
+    raw = {**SMALL, "moe_intermediate_size": 64}
+    return gguf_models.write(path, raw, checkpoints.random_tensors(FAMILY, raw), code, more=more)
 
 
 def bank_of(path: Path) -> ExpertBank:
@@ -136,11 +147,28 @@ def test_experts_coded_on_the_way_are_packed_as_the_format_packs_numbers(name: s
     assert all(worst >= rms for _, rms, worst in done.errors)
 
 
-def test_a_gguf_file_becomes_a_complete_directory(tmp_path: Path) -> None:
-    original = gguf(tmp_path / "model")
-    assert original.is_file()
-    with pytest.raises(WeightsError):  # it has no vocabulary, and a directory without one could not be served
-        convert(Wish(original, tmp_path / "none"))
+def test_the_blocks_of_a_gguf_file_are_kept(tmp_path: Path) -> None:
+    text = {
+        "tokenizer.huggingface.json": (DEMO_MODEL / "tokenizer.json").read_text(),
+        "tokenizer.chat_template": (DEMO_MODEL / "chat_template.jinja").read_text(),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a"],
+    }
+    original = coded_gguf(tmp_path / "model.gguf", text)
+    done = convert(Wish(original, tmp_path / "ftw", threads=2))
+    assert done.formats == ("q8_0", "q4_0")
+    same_records(bank_of(tmp_path / "ftw"), bank_of(original))
+    ours, theirs = open_checkpoint(tmp_path / "ftw").source, open_checkpoint(original).source
+    for name in ours.names():
+        wanted = reading.numbers(theirs, name)
+        assert torch.equal(ours.read(name), wanted.to(ours.dtype(name)))
+    assert (tmp_path / "ftw" / "tokenizer.json").is_file()
+
+
+def test_a_gguf_file_without_a_vocabulary_makes_no_directory_that_could_not_be_served(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="tokenizer"):
+        convert(Wish(coded_gguf(tmp_path / "model.gguf"), tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.fixture(scope="module")

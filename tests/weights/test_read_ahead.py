@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 from freetoken.core.errors import WeightsError
 from freetoken.weights import read_ahead
 from freetoken.weights.files import Files
+from freetoken.weights.load import open_checkpoint
 from freetoken.weights.read_ahead import ReadAhead, natural
 from freetoken.weights.safetensors import SafetensorsSource
+from tests.engine.test_convert import coded_gguf, dialect
 
 NAMES = [f"layers.{i}.{part}" for i in range(12) for part in ("a", "b", "experts.0.w")]
 
@@ -41,6 +43,22 @@ def test_any_order_and_window_gives_the_tensors(path: Path, order: list[str], wi
         assert tensor.shape == (37, 5) and bool((tensor == NAMES.index(name)).all())
         tensor.zero_()  # ours: the next one with the same name is another memory
     assert len({t.data_ptr() for _, t in kept}) == len(kept)
+
+
+@pytest.mark.parametrize("writer", ["compressed-tensors nvfp4", "gguf"])
+def test_coded_matrices_come_in_the_same_codes(writer: str, tmp_path: Path) -> None:
+    made = coded_gguf(tmp_path / "m.gguf") if writer == "gguf" else dialect(tmp_path / "m", writer)
+    checkpoint = open_checkpoint(made)
+    source, ahead = checkpoint.source, ReadAhead(checkpoint.source, checkpoint.files)
+    coded = [name for name in source.names() if source.coding(name) and ".experts." not in name]
+    kept = [ahead.read_coded(name) for name in coded]
+    ahead.close()
+    assert len(coded) >= 8
+    for name, one in zip(coded, kept, strict=True):
+        wanted = source.read_coded(name)
+        assert one.keys() == wanted.keys()
+        assert all(one[k].is_meta or torch.equal(one[k], wanted[k]) for k in wanted)
+    checkpoint.close()
 
 
 def test_a_fault_is_raised_where_the_tensor_is_asked_for(path: Path, tmp_path: Path) -> None:
