@@ -1,9 +1,10 @@
 """What one layer-step of experts costs on a GPU, kernel by kernel, at Qwen3-30B-A3B's geometry.
 
-    python benchmarks/expert_step.py [--rows 1 4 16] [--json]
+    python benchmarks/expert_step.py [--rows 1 4 16] [--format bf16] [--json]
 
-Four layers of 128 experts, all resident; then the same with none resident, read from host memory. Times are
-medians of replayed graphs, per layer; `gb_s` is the experts' bytes over the time of the tiles alone.
+Four layers of 128 experts in some weight format, all resident; then the same with none resident, read from
+host memory. Times are medians of replayed graphs, per layer; `gb_s` is the experts' bytes over the time of
+the tiles alone.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from freetoken.core import choices
+from freetoken.core.codes import Coded
+from freetoken.core.model_config import Activation
 from freetoken.core.options import Options
 from freetoken.devices import cuda
+from freetoken.experts.gpu_support import device_record
+from freetoken.experts.record import layout
 from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import VICTIMS, Call, Place, Table
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, TILES, WIDTH, ROUNDS = 4, 128, 8, 2048, 24, 32, 5
-RECORD = 3 * TILES * WIDTH * HIDDEN * 2
+LAYERS, EXPERTS, TOP_K, HIDDEN, SIZE, ROUNDS = 4, 128, 8, 2048, 768, 5
 
 
-def table(*, resident: bool) -> Table:
+def table(num_tiles: int, *, resident: bool) -> Table:
     total = LAYERS * EXPERTS
 
     def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -40,28 +45,33 @@ def table(*, resident: bool) -> Table:
     if resident:
         made.slot_of.copy_(torch.arange(1, total + 1))
         made.expert_of[1:].copy_(torch.arange(total))
-        made.tiles_in.fill_(TILES)
+        made.tiles_in.fill_(num_tiles)
     return made
 
 
-def places(device: Any) -> list[Place]:
-    host = torch.empty(LAYERS * EXPERTS, RECORD, dtype=torch.uint8)
-    host[:] = (torch.randn(RECORD // 2) * 0.02).bfloat16().view(torch.uint8)
+def places(device: Any, name: str) -> list[Place]:
+    fmt = choices.load("freetoken.quant", name).FORMAT
+    one = layout(HIDDEN, SIZE, fmt)
+    record = torch.zeros(one.record_bytes, dtype=torch.uint8)
+    parts = (torch.randn(one.tile_width, HIDDEN) * 0.02 for _ in range(3))
+    fmt.pack_tile(*parts, one.tiles(record)[0][: one.code_bytes])
+    one.tiles(record)[1:] = one.tiles(record)[0]
+    host = record.expand(LAYERS * EXPERTS, -1).contiguous()
     address = device.pin(host)
-    slots = torch.empty(LAYERS * EXPERTS + 1, RECORD, dtype=torch.uint8, device="cuda")
+    slots = torch.empty(LAYERS * EXPERTS + 1, one.record_bytes, dtype=torch.uint8, device="cuda")
     slots[1:].copy_(host)
     return [
         Place(
-            layer, EXPERTS, host[layer * EXPERTS : (layer + 1) * EXPERTS], address + layer * EXPERTS * RECORD,
-            slots, HIDDEN, WIDTH, TILES, RECORD // TILES, 0, "bf16", "silu",
+            layer, EXPERTS, host[layer * EXPERTS : (layer + 1) * EXPERTS],
+            address + layer * EXPERTS * one.record_bytes, slots, device_record(one, fmt), Activation(),
         )
         for layer in range(LAYERS)
     ]  # fmt: skip
 
 
-def calls(rows: int) -> list[Call]:
+def calls(rows: int, coded: Coded) -> list[Call]:
     rng = np.random.default_rng(rows)
-    runs, made = step.num_runs("cuda", TILES, WIDTH), []
+    runs, made = step.num_runs("cuda", coded.num_tiles, coded.tile_width), []
     scratch = torch.empty(rows * TOP_K, runs, HIDDEN, device="cuda")
     for _ in range(ROUNDS * LAYERS):
         ids = np.stack([np.sort(rng.choice(EXPERTS, TOP_K, replace=False)) for _ in range(rows)])
@@ -90,7 +100,8 @@ def median_us(work: Callable[[], None]) -> float:
 
 
 def resident_rows(made: list[Place], rows: int) -> dict[str, Any]:
-    own, asked = table(resident=True), calls(rows)
+    coded, record = made[0].coded, made[0].records.shape[1]
+    own, asked = table(coded.num_tiles, resident=True), calls(rows, coded)
     distinct = sum(len(call.ids.unique()) for call in asked) / len(asked)
 
     def each(*parts: Callable[[Table, Place, Call], Any]) -> Callable[[], None]:
@@ -110,13 +121,14 @@ def resident_rows(made: list[Place], rows: int) -> dict[str, Any]:
         "tiles_us": round(tiles, 2),
         "combine_us": round(median_us(each(step.combine)), 2),
         "victims_us": round(median_us(each(lambda t, p, c: step.prepare_victims(t, p.layer, EXPERTS))), 2),
-        "gb_s": round(distinct * RECORD / tiles / 1e3, 1),
+        "gb_s": round(distinct * record / tiles / 1e3, 1),
     }
 
 
 def from_host(made: list[Place]) -> dict[str, Any]:
     """Nothing is resident and nothing is kept: what the link gives to kernels."""
-    own, asked = table(resident=False), calls(1)
+    coded, record = made[0].coded, made[0].records.shape[1]
+    own, asked = table(coded.num_tiles, resident=False), calls(1, coded)
 
     def run() -> None:
         for number, call in enumerate(asked):
@@ -127,23 +139,24 @@ def from_host(made: list[Place]) -> dict[str, Any]:
     return {
         "case": "1 row from host",
         "tiles_us": round(took, 1),
-        "gb_s": round(TOP_K * RECORD / took / 1e3, 1),
+        "gb_s": round(TOP_K * record / took / 1e3, 1),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--format", default="bf16", help="a weight format; bf16 by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     device = cuda.create(Options(device="cuda"))
-    made = places(device)
+    made = places(device, args.format)
     rows = [resident_rows(made, count) for count in args.rows] + [from_host(made)]
     for row in rows:
         print(row)
     print(f"link by copies: {device.machine.link_bw / 1e9:.1f} GB/s")
     if args.json:
-        facts = {"bench": "expert_step", "machine": device.machine.name}
+        facts = {"bench": "expert_step", "format": args.format, "machine": device.machine.name}
         print(json.dumps(facts | {"date": datetime.date.today().isoformat(), "rows": rows}))
 
 

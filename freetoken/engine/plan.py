@@ -45,6 +45,7 @@ class Facts:
     large_memory  activations of tens of thousands of tokens don't matter beside the rest
     min_slots     fewest usable slots that a prefill ring and one fill need
     in_host_memory  the device's memory is host memory
+    host_computes   the host can take a share of what the device misses
     free_bytes    device memory that may be used (host memory where owns_memory is False)
     """
 
@@ -64,6 +65,7 @@ class Facts:
     min_slots: int
     large_memory: bool = False
     host_limited_by: str = "RAM"
+    host_computes: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -341,6 +343,9 @@ def _split_backend(facts: Facts, pool: int, reasons: list[str]) -> str:
     together = m.link_bw + max(m.host_bw - m.link_bw, 0.25 * m.host_bw)
     hybrid = max(m.fill_fixed_s, m.cpu_fixed_s) + top_k_bytes / together
     better = "hybrid" if hybrid < 0.97 * offload else "offload"
+    if better == "hybrid" and not facts.host_computes:
+        reasons.append("backend offload: the native library does not compute experts in this format")
+        return "offload"
     reasons.append(
         f"backend {better}: pool {format_bytes(pool)} exceeds GPU memory; two misses take "
         f"{offload * 1e6:.0f} us over the link, {hybrid * 1e6:.0f} us shared with the CPU"

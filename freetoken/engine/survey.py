@@ -27,7 +27,8 @@ from freetoken.core.options import Options, check_choices
 from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
 from freetoken.engine.plan import Facts, default_chunk, macro_tokens
-from freetoken.experts.gpu_support import can_compute_here
+from freetoken.experts.gpu_support import can_compute_here, expanded_bytes
+from freetoken.experts.native_executor import knows
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
@@ -93,7 +94,7 @@ def _place(options: Options, config: ModelConfig, coded: Sequence[WeightFormat])
     device = _device(options)
     if options.device != "auto" or not device.kernels or config.moe is None:
         return device
-    if can_compute_here([fmt.name for fmt in coded], config.moe):
+    if can_compute_here(coded, config.moe):
         return device
     log.warning("the GPU's kernels don't compute this model's experts yet: the CPU does")
     device.close()
@@ -206,11 +207,14 @@ def _sizes(parts: Parts) -> Sizes:
     config, source = parts.config, parts.checkpoint.source
     place = parts.device.torch_device.type
     dense = [n for n in source.names() if ".experts." not in n]
-    record = num_experts = bank_bytes = 0
+    record = num_experts = bank_bytes = expanded = 0
     if config.moe is not None and parts.formats:
         bank = make_bank(config, parts.formats, parts.checkpoint.records, phantom=True)
         record, bank_bytes = bank.slot_bytes, bank.total_bytes
         num_experts = config.num_moe_layers * config.moe.num_experts
+        if parts.device.kernels:
+            kinds = (bank.layouts, bank.formats, config.moe.num_experts)
+            expanded = expanded_bytes(*kinds, parts.numerics.dtype)
     large = _large_memory(parts.device)
     chunk = parts.options.max_prefill_length or default_chunk(parts.device.owns_memory, large)
     per_hidden = chunk * 40 + macro_tokens(large) * 10
@@ -222,12 +226,21 @@ def _sizes(parts: Parts) -> Sizes:
         record_bytes=record,
         num_experts=num_experts,
         bank_bytes=bank_bytes,
-        activation_bytes=per_hidden * config.hidden_size + 32 * config.vocab_size * 8,
+        activation_bytes=per_hidden * config.hidden_size + 32 * config.vocab_size * 8 + expanded,
     )
 
 
 def _large_memory(device: Device) -> bool:
     return device.kernels and device.memory_bytes >= LARGE_BYTES
+
+
+def _host_computes(parts: Parts) -> bool:
+    """Whether the host can take a share of misses from a device that rings for it."""
+    config = parts.config
+    if config.moe is None or not parts.formats:
+        return False
+    bank = make_bank(config, parts.formats, parts.checkpoint.records, phantom=True)
+    return knows(bank.layouts, bank.formats, config.moe.activation)
 
 
 def gather_facts(parts: Parts, name: str) -> Facts:
@@ -256,5 +269,6 @@ def gather_facts(parts: Parts, name: str) -> Facts:
         run_ahead=device.run_ahead,
         min_slots=MIN_SLOTS,
         large_memory=_large_memory(device),
+        host_computes=not device.kernels or _host_computes(parts),
         notes=parts.notes,
     )

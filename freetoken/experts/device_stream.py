@@ -2,15 +2,16 @@
 
 Owns a ring of slots lent by the table's tail and a copy stream. Experts are taken in ascending order in
 groups: resident ones are used in place, absent ones are copied into the ring ahead of their turn, also
-across layers, for nearly all will be needed. The host knows who is resident since the job began, or since
-a decode step was interposed; the products never wait for it. Order: a group's products wait for its copies,
+across layers, for nearly all will be needed. Coded experts are expanded, some at a time,
+into one place. The host knows who is resident since the job began, or since a decode step was interposed;
+the products never wait for it. Order: a group's products wait for its copies,
 its copies for the products that used the ring's places before.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor
 from freetoken.core.interfaces import Device, Event, Routing
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.device_table import SlotTable
+from freetoken.experts.gpu_support import expanded, is_plain
 from freetoken.experts.setup import ExpertSetup
+from freetoken.kernels.expand_records import expand_records
 from freetoken.kernels.grouped_mlp import Form, grouped_mlp, sort_routes
 
 GROUPS = 4
@@ -47,6 +50,8 @@ class DeviceStream:
         self._bank: ExpertBank = setup.bank
         self._device: Device = setup.device
         self._activation = setup.config.moe.activation
+        self._dtype = setup.numerics.dtype
+        self._place: tuple[Tensor, Tensor] | None = None
         self._copy = self._device.stream("prefill")
         self._freed: deque[tuple[list[int], Event | None]] = deque()
         self._ahead: deque[Group] = deque()
@@ -93,9 +98,9 @@ class DeviceStream:
             addresses = self._addresses(layer, group)
             if group.event is not None:
                 self._device.compute.wait(group.event)
-            span = (done, group.last)
-            for cut, route, out in zip(cuts, routes, outs, strict=True):
-                grouped_mlp(x[cut], route, routing.weights[cut], addresses, form, span, out)
+            for span, where in self._readable(layer, (done, group.last), addresses):
+                for cut, route, out in zip(cuts, routes, outs, strict=True):
+                    grouped_mlp(x[cut], route, routing.weights[cut], where, form, span, out)
             if group.slots:
                 self._freed.append((group.slots, self._device.compute.record()))
             self._run_ahead()
@@ -183,14 +188,36 @@ class DeviceStream:
             last += 1
         return Group(layer, first, last, experts, slots)
 
+    def _readable(
+        self, layer: int, span: tuple[int, int], addresses: Tensor
+    ) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """Spans that cover `span`, each with addresses int64 [E] of records of plain numbers.
+
+        What a span's addresses name is overwritten for the next one.
+        """
+        coded = self._table.places[layer].coded
+        if is_plain(coded, self._dtype):
+            yield span, addresses
+            return
+        count, each = expanded(coded, self._bank.num_experts)
+        place, starts = self._expanded(count, each)
+        for first in range(span[0], span[1], count):
+            some = (first, min(first + count, span[1]))
+            expand_records(addresses[some[0] : some[1]], coded, place, self._dtype)
+            yield some, starts - first * each
+
+    def _expanded(self, count: int, each: int) -> tuple[Tensor, Tensor]:
+        """(uint8 [count, each], int64 [E] addresses if the first were expert 0's)."""
+        if self._place is None or self._place[0].shape != (count, each):
+            device = self._device.torch_device
+            bytes_ = torch.empty(count, each, dtype=torch.uint8, device=device)
+            starts = bytes_.data_ptr() + torch.arange(self._bank.num_experts, device=device) * each
+            self._place = (bytes_, starts)
+        return self._place
+
     def _form(self, layer: int) -> Form:
-        one = self._bank.layouts[layer]
-        return Form(
-            hidden=one.hidden,
-            expert_size=one.expert_size,
-            tile_width=one.tile_width,
-            tile_bytes=one.tile_bytes,
-            tiles_offset=one.tiles_offset,
-            bias_offset=one.bias_offset if one.biased else 0,
-            activation=self._activation,
-        )
+        one, coded = self._bank.layouts[layer], self._table.places[layer].coded
+        tile, start, bias = one.tile_bytes, one.tiles_offset, coded.bias_offset
+        if not is_plain(coded, self._dtype):
+            _, tile, start, bias = coded.plain_bytes()
+        return Form(one.hidden, one.expert_size, one.tile_width, tile, start, bias, self._activation)

@@ -15,6 +15,7 @@ from torch import Tensor
 from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Event, ExpertStats
 from freetoken.core.log import logger
+from freetoken.experts.gpu_support import device_record
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import BUCKETS, ONE
 from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Place, Table, fetch_ahead, prepare_victims
@@ -81,13 +82,8 @@ class SlotTable:
             records=records,
             address=bank.address(layer, setup.device.pin) if sees else 0,
             slots=self.pool.view(),
-            hidden=one.hidden,
-            tile_width=one.tile_width,
-            num_tiles=one.num_tiles,
-            tile_bytes=one.tile_bytes,
-            tiles_offset=one.tiles_offset,
-            format=bank.formats[layer].name,
-            activation=setup.config.moe.activation.name,
+            coded=device_record(one, bank.formats[layer]),
+            activation=setup.config.moe.activation,
         )
 
     def _checked(self, place: Place) -> Place:

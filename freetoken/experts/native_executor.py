@@ -7,7 +7,7 @@ own part is torch, keeps torch on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from torch import Tensor
 from freetoken.core.errors import DeviceError
 from freetoken.core.interfaces import Routing
 from freetoken.core.model_config import Activation
+from freetoken.core.weights import WeightFormat
 from freetoken.experts.abi import DTYPES, OK, POISONED, IoBlock
 from freetoken.experts.bank import ExpertBank
+from freetoken.experts.record import RecordLayout
 from freetoken.experts.setup import ExpertSetup
 from freetoken.native.library import GELU, GELU_TANH, RELU, SWIGLU, Layer, Moe, library
 
@@ -41,6 +43,17 @@ def native_layers(setup: ExpertSetup) -> list[Layer]:
     act = setup.config.moe.activation
     layers = [describe(setup.bank, layer, act) for layer in range(setup.bank.num_layers)]
     return [one for one in layers if one is not None] if all(layers) else []
+
+
+def knows(layouts: Sequence[RecordLayout], formats: Sequence[WeightFormat], act: Activation) -> bool:
+    """Whether the library is there and reads every layer of these."""
+    lib = library()
+    if lib is None or act.name not in _ACTIVATIONS:
+        return False
+    sizes = {
+        (f.name, one.tile_width, one.hidden, one.code_bytes) for one, f in zip(layouts, formats, strict=True)
+    }
+    return all(lib.tile_bytes(*shape) == size for *shape, size in sizes)
 
 
 def describe(bank: ExpertBank, layer: int, act: Activation = Activation()) -> Layer | None:  # noqa: B008 - frozen

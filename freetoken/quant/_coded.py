@@ -63,7 +63,7 @@ class Meaning:
     """What a device has to know: the level that a code is, and the parts whose products are step and least.
 
     level, zero, sign   as in core.codes.Matrix
-    powers              a byte that scales is an exponent (e8m0)
+    step, least         names of parts; `part:kind` where a number isn't what the part's dtype says
     """
 
     level: str
@@ -71,7 +71,6 @@ class Meaning:
     least: tuple[str, ...] = ()
     zero: int = 0
     sign: int = 1
-    powers: bool = False
 
 
 class CodedFormat(WeightFormat):
@@ -168,12 +167,11 @@ class CodedFormat(WeightFormat):
                 for s in streams
                 if s.part is None and s.matrix == name
             )
-            scales = {
-                s.part.name: _scale(s.part, start + s.offset, name, order, means.powers)
-                for s in streams
-                if s.part is not None and s.matrix in ("", name)
-            }
-            step, least = (tuple(scales[part] for part in parts) for parts in (means.step, means.least))
+            lie = {s.part.name: s for s in streams if s.part is not None and s.matrix in ("", name)}
+            step, least = (
+                tuple(_scale(lie[part.partition(":")[0]], start, (name, order), part) for part in parts)
+                for parts in (means.step, means.least)
+            )
             found.append(
                 Matrix(planes, means.level, step, least, means.sign, means.zero, self.words, name == DOWN)
             )
@@ -339,11 +337,14 @@ def _byte_codes(columns: int, planes: tuple[int, ...]) -> unblock.Blocks | None:
     return unblock.blocks_of([field], planes, [], (columns, columns, 1))
 
 
-def _scale(part: Part, offset: int, matrix: str, order: int, powers: bool) -> Scale:
-    kind = "e8m0" if powers and part.dtype == torch.uint8 else _KINDS[part.dtype]
+def _scale(lies: Stream, start: int, matrix: tuple[str, int], named: str) -> Scale:
+    """The numbers of a stream in a tile whose streams begin at `start`, of matrix (name, order)."""
+    part, offset = lies.part, start + lies.offset
+    assert part is not None
+    kind = named.partition(":")[2] or _KINDS[part.dtype]
     if not part.columns:
-        return Scale(kind, offset + order * part.dtype.itemsize)
-    tall, wide = (part.columns, part.rows) if matrix == DOWN else (part.rows, part.columns)
+        return Scale(kind, offset + matrix[1] * part.dtype.itemsize)
+    tall, wide = (part.columns, part.rows) if matrix[0] == DOWN else (part.rows, part.columns)
     return Scale(kind, offset, tall, wide)
 
 

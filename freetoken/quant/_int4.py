@@ -26,9 +26,8 @@ class Int4(LevelFormat):
         self.affine = zeros
         self.levels = tuple(range(16)) if zeros else tuple(range(-8, 8))
         zero = (Part("zero", torch.uint8, group),) if zeros else ()
-        whole = ("d", "whole")
-        # Devices multiply at most two numbers into what is subtracted; a zero's would be three.
-        self.meaning = None if zeros else Meaning("uint", whole, zero=8)
+        step = ("d", "whole")
+        self.meaning = Meaning("uint", step, (*step, "zero")) if zeros else Meaning("uint", step, zero=8)
         self.parts = (Part("d", torch.float16, group), *zero, Part("whole", torch.float32, 0))
 
     def steps(self, coded: CodedMatrix) -> tuple[Tensor, Tensor | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import Matrix
 from freetoken.core.weights import WeightFormat
 from freetoken.native.library import library
 
@@ -31,6 +32,11 @@ class PlainFormat(WeightFormat):
 
     def tile_bytes(self, tile_width: int, hidden: int) -> int:
         return int(3 * tile_width * hidden * self.dtype.itemsize)
+
+    def device_code(self, tile_width: int, hidden: int) -> tuple[Matrix, ...]:
+        bits, size = 8 * self.dtype.itemsize, tile_width * hidden * self.dtype.itemsize
+        planes = [((bits, size * order),) for order in range(3)]
+        return tuple(Matrix(p, self.name, (), words=False, down=order == 2) for order, p in enumerate(planes))
 
     def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
         parts = out.view(self.dtype).view(3, *gate.shape)

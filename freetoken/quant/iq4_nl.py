@@ -8,20 +8,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import IQ4
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat
-
-LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class Iq4Nl(LevelFormat, GgufFormat):
     name = "iq4_nl"
     block = 32
-    levels = LEVELS
+    levels = IQ4
     parts = (Part("d", torch.float16, 32),)
     error = 0.12
+    meaning = Meaning("iq4", ("d",))
     gguf_type, gguf_columns = 20, 32
     fields = (Raw("d", 2, torch.float16), Digits("codes", 16, bits=4, run=16))
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import IQ4
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat, factors, product
-from freetoken.quant.iq4_nl import LEVELS
 
 
 class Iq4Xs(LevelFormat, GgufFormat):
     name = "iq4_xs"
     block = columns_multiple = 256
-    levels = LEVELS
+    levels = IQ4
     parts = (Part("sc", torch.uint8, 32), Part("d", torch.float16, 256))
     error = 0.14
+    meaning = Meaning("iq4", ("d", "sc:u6"))
     gguf_type, gguf_columns = 23, 256
     fields = (
         Raw("d", 2, torch.float16),

@@ -20,7 +20,7 @@ class Mxfp4(GgufFormat):
     block = 32
     parts = (Part("scales", torch.uint8, 32),)
     error = 0.26
-    meaning = Meaning("e2m1", ("scales",), powers=True)
+    meaning = Meaning("e2m1", ("scales:e8m0",))
     gguf_type, gguf_columns = 39, 32
     exponents = "scales"
     fields = (Raw("scales", 1, torch.uint8), Digits("codes", 16, bits=4, run=16))

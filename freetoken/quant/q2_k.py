@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat, factors, product
 
@@ -27,6 +27,7 @@ class Q2K(LevelFormat, GgufFormat):
         Part("dmin", torch.float16, 256),
     )
     error = 0.35
+    meaning = Meaning("uint", ("d", "scales:low4"), ("dmin", "scales:high4"))
     gguf_type, gguf_columns = 10, 256
     fields = (
         Raw("scales", 16, torch.uint8),

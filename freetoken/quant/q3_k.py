@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.weights import CodedMatrix
-from freetoken.quant._coded import Part
+from freetoken.quant._coded import Meaning, Part
 from freetoken.quant._gguf import Digits, GgufFormat, Raw
 from freetoken.quant._levels import LevelFormat, factors, product
 
@@ -22,6 +22,7 @@ class Q3K(LevelFormat, GgufFormat):
     levels = tuple(range(-4, 4))
     parts = (Part("sc", torch.uint8, 16), Part("d", torch.float16, 256))
     error = 0.25
+    meaning = Meaning("uint", ("d", "sc:u6"), zero=4)
     gguf_type, gguf_columns = 11, 256
     fields = (
         Digits("codes", 32, bits=1, run=32, at=2),

@@ -168,3 +168,11 @@ def test_a_wish_without_meaning_here_is_accepted_and_explained():
     said = [r for r in plan.reasons if "is not used" in r]
     assert [r.split()[0] for r in said] == ["--moe-cache-size", "--gpu-memory", "--sim-link-bw"]
     assert not any("is not used" in r for r in make_plan(Options(moe_cache_size=1000), facts()).reasons)
+
+
+def test_a_host_that_cannot_read_the_experts_gets_no_share_of_them() -> None:
+    """hybrid is only chosen where the native library computes what the device leaves to it."""
+    plans = [make_plan(Options(), replace(facts(free=8 * GIB), host_computes=able)) for able in (True, False)]
+    assert plans[1].backend == "offload"
+    if plans[0].backend == "hybrid":
+        assert any("native library" in reason for reason in plans[1].reasons)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freetoken.core.interfaces import Numerics, Routing
 from freetoken.core.model_config import LayerSpec, ModelConfig, MoESpec
+from freetoken.core.weights import WeightFormat
 from freetoken.experts import bank as banks
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.rows import padded_rows
@@ -67,11 +68,11 @@ class Tiny:
         return y
 
 
-def tiny(model: ModelConfig | None = None, seed: int = 0) -> Tiny:
+def tiny(model: ModelConfig | None = None, seed: int = 0, fmt: WeightFormat = FORMAT) -> Tiny:
     model = model or config()
     assert model.moe is not None
     draw = torch.Generator().manual_seed(seed)
-    bank = banks.create(model, FORMAT)
+    bank = banks.create(model, fmt)
     weights, added = {}, {}
     for layer in range(bank.num_layers):
         for expert in range(bank.num_experts):

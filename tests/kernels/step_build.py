@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import Coded
+from freetoken.core.model_config import Activation
+from freetoken.core.weights import WeightFormat
+from freetoken.experts.record import layout
 from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Call, Io, Place, Table
-
-NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+from freetoken.kernels.expert_step.triton import plain_record
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,20 @@ class Shape:
     slots: int = 6
     dtype: torch.dtype = torch.float16
     device: str = "cpu"
+    fmt: WeightFormat | None = None
+    biased: bool = False
+    activation: Activation = Activation()
+
+    @property
+    def coded(self) -> Coded:
+        """The record: of numbers of `dtype`, or of `fmt`'s codes."""
+        if self.fmt is None:
+            return plain_record(self.dtype, self.hidden, self.width, self.tiles)
+        one = layout(self.hidden, self.tiles * self.width, self.fmt, self.width, biased=self.biased)
+        gate, up, down = self.fmt.device_code(self.width, self.hidden)
+        bias = one.bias_offset if self.biased else 0
+        sizes = (self.hidden, self.width, self.tiles, one.tile_bytes, one.tiles_offset)
+        return Coded(*sizes, (gate, up, down), bias)
 
 
 def table(
@@ -61,34 +78,42 @@ def table(
 
 
 def record_bytes(shape: Shape) -> int:
-    return -(-3 * shape.tiles * shape.width * shape.hidden * shape.dtype.itemsize // 4096) * 4096
+    coded = shape.coded
+    return -(-(coded.tiles_offset + coded.num_tiles * coded.tile_bytes) // 4096) * 4096
+
+
+def records(shape: Shape, generator: torch.Generator) -> Tensor:
+    """uint8 [E, record_bytes] of a layer, random."""
+    coded, size = shape.coded, record_bytes(shape)
+    w, h = shape.width, shape.hidden
+    if shape.fmt is None:
+        values = torch.randn(shape.experts, size // shape.dtype.itemsize, generator=generator) * 0.1
+        return values.to(shape.dtype).view(torch.uint8)
+    made = torch.zeros(shape.experts, size, dtype=torch.uint8)
+    for record in made:
+        if shape.biased:
+            record[: 4 * h] = torch.randn(h, generator=generator).view(torch.uint8)
+        for number in range(shape.tiles):
+            tile = record[coded.tiles_offset + number * coded.tile_bytes :][: coded.tile_bytes]
+            parts = (torch.randn(w, h, generator=generator) * 0.1 for _ in range(3))
+            shape.fmt.pack_tile(*parts, tile[: shape.fmt.tile_bytes(w, h)])
+            if shape.biased:
+                biases = torch.randn(2 * w, generator=generator).view(torch.uint8)
+                tile[coded.bias_offset : coded.bias_offset + 8 * w] = biases
+    return made
 
 
 def places(shape: Shape, seed: int = 0) -> list[Place]:
     generator = torch.Generator().manual_seed(seed)
-    size, slots = record_bytes(shape), torch.zeros(shape.slots + 1, record_bytes(shape), dtype=torch.uint8)
-    made = []
+    slots = torch.zeros(shape.slots + 1, record_bytes(shape), dtype=torch.uint8)
+    made: list[Place] = []
     for layer in range(shape.layers):
-        values = torch.randn(shape.experts, size // shape.dtype.itemsize, generator=generator) * 0.1
-        records = values.to(shape.dtype).view(torch.uint8)
+        there = records(shape, generator)
         if shape.device != "cpu":
-            records = records.pin_memory()
-        made.append(
-            Place(
-                layer=layer,
-                num_experts=shape.experts,
-                records=records,
-                address=records.data_ptr(),
-                slots=slots.to(shape.device) if not made else made[0].slots,
-                hidden=shape.hidden,
-                tile_width=shape.width,
-                num_tiles=shape.tiles,
-                tile_bytes=3 * shape.width * shape.hidden * shape.dtype.itemsize,
-                tiles_offset=0,
-                format=NAMES[shape.dtype],
-                activation="silu",
-            )
-        )
+            there = there.pin_memory()
+        home = slots.to(shape.device) if not made else made[0].slots
+        facts = (layer, shape.experts, there, there.data_ptr(), home, shape.coded, shape.activation)
+        made.append(Place(*facts))
     return made
 
 

@@ -11,13 +11,23 @@ import pytest
 import torch
 
 import freetoken.kernels
+from freetoken.core import choices
+from freetoken.core.model_config import Activation
+from freetoken.experts.gpu_support import device_record
+from freetoken.experts.record import layout
+from freetoken.kernels._triton import Card
+from freetoken.kernels.expert_step import triton as step
+from freetoken.quant._mixed import MixedFormat
 
 pytest.importorskip("triton")
-from .ahead import CARDS, compile_for
+from .ahead import CARDS, Compiled, compile_for
 
 PACKAGE = "freetoken.kernels"
 SPILL_BYTES = 64
 CONSUMER_BYTES = 99 << 10
+_EVERY = [choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")]
+FORMATS = {fmt.name: fmt for fmt in _EVERY if fmt.device_code(max(fmt.block, 32), 512) and fmt.name != "bf16"}
+FORMATS["q4_k+q6_k"] = MixedFormat([FORMATS["q4_k"], FORMATS["q4_k"], FORMATS["q6_k"]])
 
 
 def makers() -> list[str]:
@@ -48,6 +58,42 @@ def test_each_specimen_compiles_for_an_architecture(maker: str) -> None:
     module = importlib.import_module(maker)
     specimens = list(module.specimens(torch.bfloat16))
     assert sum(check(module, one, CARDS[(i + len(maker)) % len(CARDS)]) for i, one in enumerate(specimens))
+
+
+def coded(name: str) -> tuple:
+    """A format's record at the geometry of a model that comes in it: (record, experts, activation)."""
+    fmt = FORMATS[name]
+    hidden, size, experts = (2880, 2880, 32) if name == "mxfp4" else (2048, 768, 128)
+    one = layout(hidden, size, fmt, biased=name == "mxfp4")
+    act = Activation("silu", 1.702, 7.0, 1.0) if name == "mxfp4" else Activation()
+    return device_record(one, fmt), experts, act
+
+
+def check_coded(name: str, rows: int, dtype: torch.dtype, card: Card) -> Compiled:
+    record, experts, act = coded(name)
+    launch = step.coded_specimen(record, experts, rows, dtype, act, card)
+    made = compile_for(launch, card)
+    what = f"{launch.kernel.__name__} of {name} on sm_{card.arch}"
+    assert made.shared <= card.shared_bytes, f"{what}: {made.shared} bytes of shared memory"
+    assert made.spilled <= SPILL_BYTES, f"{what}: {made.spilled} bytes spilled"
+    assert ".e4m3" not in made.ptx and ".ftz" not in made.ptx, (
+        f"{what}: small floats are bits, whole ones kept"
+    )
+    return made
+
+
+@pytest.mark.parametrize(("name", "arch"), [("mxfp4", 86), ("q6_k", 120)])
+def test_coded_experts_compile_for_cards_of_consumers(name: str, arch: int) -> None:
+    check_coded(name, 1, torch.bfloat16, next(card for card in CARDS if card.arch == arch))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("card", CARDS, ids=lambda c: f"sm_{c.arch}")
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_compiles_for_all_architectures(name: str, card: Card) -> None:
+    for rows, dtype in ((1, torch.bfloat16), (1, torch.float16), (64, torch.bfloat16)):
+        check_coded(name, rows, dtype, card)
 
 
 @pytest.mark.soak

@@ -13,9 +13,10 @@ pytest.importorskip("triton")
 CHECKS = sorted(Path(__file__).parent.glob("triton_*checks.py"))
 
 
-def run_checks(checks: Path, **environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(checks)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, timeout=900)
+def run_checks(*options: str, **environment: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options]
+    environment = os.environ | environment
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1700)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
@@ -23,11 +24,19 @@ def run_checks(checks: Path, **environment: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("checks", CHECKS, ids=lambda path: path.stem)
 def test_the_interpreter_agrees_with_the_references(checks: Path) -> None:
-    run_checks(checks, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    run_checks(str(checks), TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("checks", ["step", "expert"])
+def test_the_interpreter_agrees_with_the_references_in_every_format(checks: str) -> None:
+    path = Path(__file__).parent / f"triton_{checks}_checks.py"
+    run_checks(str(path), "-m", "soak", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("checks", CHECKS, ids=lambda path: path.stem)
 def test_the_card_agrees_with_the_references(checks: Path) -> None:
-    run_checks(checks, TRITON_INTERPRET="0")
+    run_checks(str(checks), "-m", "soak or not soak", TRITON_INTERPRET="0")

@@ -114,8 +114,17 @@ def coded_formats() -> list:
     return [*by_name.values(), MixedFormat([by_name["q4_k"], by_name["q4_k"], by_name["q6_k"]])]
 
 
+DEFAULT = ("mxfp4", "fp8_block", "q5_1", "q8_0", "int4_zp_g32", "iq4_nl", "q6_k")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("fmt", coded_formats(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        pytest.param(fmt, id=fmt.name, marks=() if fmt.name in DEFAULT else pytest.mark.soak)
+        for fmt in coded_formats()
+    ],
+)
 def test_coded_records_expand_to_what_their_format_decodes(fmt, dtype: torch.dtype) -> None:
     hidden, tiles, experts = (256, 1, 1) if INTERPRETED else (2048, 3, 5)
     biased = fmt.name in ("mxfp4", "q8_0")

@@ -5,14 +5,19 @@ Run by test_triton.py, interpreted and on a card.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
+from freetoken.core import choices
+from freetoken.core.model_config import Activation
+from freetoken.core.weights import WeightFormat
 from freetoken.kernels._triton import INTERPRETED
 from freetoken.kernels.expert_step import reference, triton
 from freetoken.kernels.expert_step._types import AHEAD
+from freetoken.quant._mixed import MixedFormat
 from tests.kernels import step_build as build
 
 # numpy's, from the interpreter's loops with run-time bounds.
@@ -28,9 +33,11 @@ def answer(shape: build.Shape, place: object, call: object) -> None:
         for r, j in (call.ids == expert).nonzero().tolist():
             total = torch.zeros(shape.hidden)
             for tile in range(first, last):
-                a = tile * place.tile_bytes
-                coded = place.records[expert][a : a + place.tile_bytes]
-                total += reference._partial(place, call.x[r : r + 1].cpu(), coded)[0]
+                a = place.coded.tiles_offset + tile * place.coded.tile_bytes
+                coded = place.records[expert][a : a + place.coded.tile_bytes]
+                total += reference.partial(place, call.x[r : r + 1].cpu(), coded)[0]
+            if first == 0 and place.coded.bias_offset:
+                total += place.records[expert][: 4 * shape.hidden].view(torch.float32)
             io.out[r * top_k + j] = total
     io.reply[0] = io.request[0]
 
@@ -111,3 +118,40 @@ def test_the_host_takes_everything_where_it_is_told_to() -> None:
 
 def test_many_rows_go_through_the_matrix_units() -> None:
     compare(build.Shape(layers=1, experts=4), 20, "two_speed", 1.0, host=False, steps=1, device=PLACE)
+
+
+def formats() -> dict[str, WeightFormat]:
+    """Every format that devices read, and one of each way of mixing them."""
+    every = [choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")]
+    found = {fmt.name: fmt for fmt in every if fmt.device_code(max(fmt.block, 16), 512)}
+    return found | {"q4_k+q6_k": MixedFormat([found["q4_k"], found["q4_k"], found["q6_k"]])}
+
+
+def coded_shape(name: str, rows: int) -> build.Shape:
+    fmt = formats()[name]
+    width = max(fmt.block, 32)
+    experts = 2 if rows == 1 else 3
+    clamped = Activation("silu", 1.702, 0.5, 1.0) if name == "mxfp4" else Activation()
+    hidden = 256 if fmt.block > 32 else 96 if fmt.name == "mxfp4" else 64
+    biased = name in ("mxfp4", "q8_0", "f16")
+    geometry = {"hidden": hidden, "tiles": 2 if width == 32 else 1, "width": width, "slots": 1}
+    return build.Shape(1, experts, 1, **geometry, fmt=fmt, biased=biased, activation=clamped)
+
+
+DEFAULT = ("mxfp4", "fp8_block", "q5_1", "q8_0")
+"""One of each way that codes lie: words, bytes, two planes; a least; scales of blocks and of columns."""
+
+
+def some(names: Iterable[str], default: Sequence[str] = DEFAULT) -> list[object]:
+    return [pytest.param(name, marks=() if name in default else pytest.mark.soak) for name in names]
+
+
+@pytest.mark.parametrize("name", some(formats()))
+def test_coded_records_are_computed_from_their_bytes(name: str) -> None:
+    """Arriving and kept, arriving and not kept, resident: the same as by the reference."""
+    compare(coded_shape(name, 1), 1, "lru", 1.0, host=False, steps=2, device=PLACE)
+
+
+@pytest.mark.parametrize("name", some(["mxfp4", "q6_k", "q8_0", "f32"], ["mxfp4"]))
+def test_many_rows_of_coded_records_go_through_the_matrix_units(name: str) -> None:
+    compare(coded_shape(name, 20), 20, "two_speed", 1.0, host=False, steps=1, device=PLACE)

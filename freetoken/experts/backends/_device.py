@@ -46,8 +46,8 @@ HOST_ROWS = 16
 class DeviceBackend(ExpertBackend):
     def __init__(self, setup: ExpertSetup, name: str) -> None:
         assert setup.config.moe is not None
-        names = [fmt.name for fmt in setup.bank.formats]
-        if not can_compute_here(names, setup.config.moe):
+        if not can_compute_here(setup.bank.formats, setup.config.moe):
+            names = [fmt.name for fmt in setup.bank.formats]
             raise ConfigError(
                 f"Experts like this model's ({', '.join(sorted(set(names)))}) are not computed on a GPU yet.",
                 code="unsupported_on_gpu",

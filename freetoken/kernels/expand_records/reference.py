@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import IQ4, PLAIN
+
 RANK = 0
 _DTYPES = {"f16": torch.float16, "f32": torch.float32, "u8": torch.uint8, "i8": torch.int8}
-_DTYPES |= {"e4m3": torch.float8_e4m3fn, "e8m0": torch.uint8}
+_DTYPES |= {"e4m3": torch.float8_e4m3fn, "e8m0": torch.uint8, "bf16": torch.bfloat16}
+_DTYPES |= dict.fromkeys(("low4", "high4", "u6"), torch.uint8)
+_FROM_BYTE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "low4": lambda byte: byte & 15,
+    "high4": lambda byte: byte >> 4,
+    "u6": lambda byte: byte - 32,
+}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -44,19 +53,25 @@ def matrix_of(tile: Tensor, matrix: Any, w: int, h: int) -> Tensor:
         code |= _digit(tile, matrix, (bits, offset), i, k, h) << low
         low += bits
     weight = _level(matrix, code)
-    for scale in matrix.step:
-        weight = weight * _numbers(tile, scale, i, k, h)
-    least = None
-    for scale in matrix.least:
-        number = _numbers(tile, scale, i, k, h)
-        least = number if least is None else least * number
-    return weight if least is None else weight - matrix.sign * least
+    if matrix.step:
+        weight = weight * _product(tile, matrix.step, i, k, h)
+    if matrix.least:
+        weight = weight - matrix.sign * _product(tile, matrix.least, i, k, h)
+    return weight
+
+
+def _product(tile: Tensor, scales: tuple[Any, ...], i: Tensor, k: Tensor, h: int) -> Tensor:
+    first, *others = (_numbers(tile, scale, i, k, h) for scale in scales)
+    for other in others:
+        first = first * other
+    return first
 
 
 def _digit(tile: Tensor, matrix: Any, plane: tuple[int, int], i: Tensor, k: Tensor, h: int) -> Tensor:
     bits, offset = plane
     if not matrix.words:
-        return tile[offset + i * h + k].long()
+        size = bits // 8
+        return sum(tile[offset + (i * h + k) * size + at].long() << 8 * at for at in range(size))
     digits = 16 // bits
     if not matrix.down:
         row = -(-h // (32 * digits)) * 64
@@ -77,6 +92,11 @@ def _level(matrix: Any, code: Tensor) -> Tensor:
         return code.to(torch.uint8).view(torch.float8_e4m3fn).float()
     if matrix.level == "int8":
         return code.to(torch.uint8).view(torch.int8).float()
+    if matrix.level == "iq4":
+        return torch.tensor(IQ4, dtype=torch.float32)[code]
+    if matrix.level in PLAIN:
+        kind = _DTYPES[matrix.level]
+        return code.to(torch.int32 if kind.itemsize == 4 else torch.int16).view(kind).float()
     return (code - matrix.zero).float()
 
 
@@ -88,4 +108,5 @@ def _numbers(tile: Tensor, scale: Any, i: Tensor, k: Tensor, h: int) -> Tensor:
     values = tile[scale.offset : scale.offset + used * dtype.itemsize].contiguous().view(dtype)
     if scale.kind == "e8m0":
         return torch.ldexp(torch.ones(values.shape), values.int() - 127)[index]
-    return values.float()[index]
+    values = values.float() if scale.kind not in _FROM_BYTE else _FROM_BYTE[scale.kind](values.int()).float()
+    return values[index]

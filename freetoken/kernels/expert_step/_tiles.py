@@ -8,25 +8,13 @@ order, so results don't depend on who was resident.
 
 from __future__ import annotations
 
+from freetoken.kernels._codes import copy_bytes
+from freetoken.kernels._gate import gate_up
 from freetoken.kernels._triton import INTERPRETED, jit, tl
 
 if tl is not None:
     INTERPRET = tl.constexpr(INTERPRETED)
     MOST_POLLS = tl.constexpr(1_000_000)
-
-
-@jit
-def _act(g, u, KIND: tl.constexpr):
-    if KIND == 0:
-        y = g / (1.0 + tl.exp(-g)) * u
-    elif KIND == 1:
-        y = 0.5 * g * (1.0 + tl.erf(g * 0.7071067811865476)) * u
-    elif KIND == 2:
-        z = 2.0 * 0.7978845608028654 * (g + 0.044715 * g * g * g)
-        y = g / (1.0 + tl.exp(-z)) * u
-    else:
-        y = tl.maximum(g, 0.0) * u
-    return y
 
 
 @jit
@@ -36,7 +24,9 @@ def _typed(address, kind: tl.constexpr):
 
 
 @jit
-def _where(work, entry, run, records, record_bytes, slots, slot_bytes, NT: tl.constexpr, PER: tl.constexpr):
+def find_block(
+    work, entry, run, records, record_bytes, slots, slot_bytes, NT: tl.constexpr, PER: tl.constexpr
+):
     """(expert, computes here, arrives, where it is read, where it is kept or 0) of a block."""
     expert = tl.load(work + entry * 4)
     slot = tl.load(work + entry * 4 + 1)
@@ -48,6 +38,27 @@ def _where(work, entry, run, records, record_bytes, slots, slot_bytes, NT: tl.co
     there = tl.cast(records, tl.int64) + expert.to(tl.int64) * record_bytes
     home = tl.cast(slots, tl.int64) + slot.to(tl.int64) * slot_bytes
     return expert, mine, arrives, tl.where(arrives, there, home), tl.where(arrives & (slot > 0), home, 0)
+
+
+@jit
+def bias_of(tile, AT: tl.constexpr, place, COUNT: tl.constexpr = 1 << 30):
+    """float32 numbers `place` of those at byte AT of a tile or record; 0 from COUNT on."""
+    base = (tile + AT).to(tl.pointer_type(tl.float32))
+    return tl.load(base + place, mask=place < COUNT, other=0.0)
+
+
+@jit
+def _bring_biases(
+    source, keep, offset, run, first,
+    H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Copy a run's biases to its slot; whoever takes the first run brings down's."""
+    there = source + offset + BIAS + first * 4
+    home = keep + offset + BIAS + first * 4
+    copy_bytes(there, home, 4 * SUB, 4, 1024)
+    copy_bytes(there + 4 * W, home + 4 * W, 4 * SUB, 4, 1024)
+    if run == 0:
+        copy_bytes(source, keep, 4 * H, 4, 8192)
 
 
 @jit
@@ -99,11 +110,15 @@ def vector_rows(
     NT: tl.constexpr,
     BH: tl.constexpr,
     BD: tl.constexpr,
+    BIAS: tl.constexpr,
     KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
     PER: tl.constexpr = W // SUB
     run = tl.program_id(0)
-    expert, mine, arrives, source, keep = _where(
+    expert, mine, arrives, source, keep = find_block(
         work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
     )
     if mine:
@@ -114,6 +129,10 @@ def vector_rows(
         col = tl.arange(0, BD)
         down = 2 * W * H + row[:, None] * H + col[None, :]
         copy = _typed(tl.where(kept, keep, source) + offset, x.dtype.element_ty)
+        raw = source.to(tl.pointer_type(tl.uint8))
+        if BIAS > 0:  # noqa: SIM102 - decided while compiling
+            if kept:
+                _bring_biases(source, keep, offset, run, (run % PER) * SUB, H, W, SUB, BIAS)
         for token in range(0, T):
             match = tl.load(ids + token * K + rank, mask=rank < K, other=-1) == expert
             if tl.sum(match.to(tl.int32)) > 0:
@@ -121,7 +140,12 @@ def vector_rows(
                 g, u = _first_half(x + token * H, base, copy, kept, row, H, W, SUB, BH)
                 inside = (col < H)[None, :] & (row >= 0)[:, None]
                 next_d = tl.load(base + down, mask=inside, other=0.0, eviction_policy="evict_first")
-                middle = _act(tl.sum(g, 1), tl.sum(u, 1), KIND).to(x.dtype.element_ty).to(tl.float32)
+                g = tl.sum(g, 1)
+                u = tl.sum(u, 1)
+                if BIAS > 0:
+                    g += bias_of(raw + offset, BIAS, row)
+                    u += bias_of(raw + offset, BIAS + 4 * W, row)
+                middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty).to(tl.float32)
                 route = token * K + tl.sum(tl.where(match, rank, 0))
                 out = partials + (route.to(tl.int64) * NT * PER + run) * H
                 for h in range(0, H, BD):
@@ -133,6 +157,8 @@ def vector_rows(
                     )
                     tl.store(copy + down + h, dw, mask=inside & kept)
                     y = tl.sum(dw.to(tl.float32) * middle[:, None], 0)
+                    if BIAS > 0:
+                        y += bias_of(raw, 0, tl.where(run == 0, h + col, H), H)
                     tl.store(out + h + col, y, mask=h + col < H)
                 # What arrived is kept now: another row reads it from the slot.
                 tl.debug_barrier()
@@ -160,13 +186,17 @@ def few_rows(
     SUB: tl.constexpr,
     NT: tl.constexpr,
     BH: tl.constexpr,
+    BIAS: tl.constexpr,
     KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
     STAGES: tl.constexpr,
     TP: tl.constexpr,
 ):
     PER: tl.constexpr = W // SUB
     run = tl.program_id(0)
-    expert, mine, arrives, source, keep = _where(
+    expert, mine, arrives, source, keep = find_block(
         work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
     )
     if mine:
@@ -198,7 +228,13 @@ def few_rows(
             else:
                 g = tl.dot(xs, tl.trans(gw), g)
                 u = tl.dot(xs, tl.trans(uw), u)
-        middle = _act(g, u, KIND).to(x.dtype.element_ty)
+        raw = source.to(tl.pointer_type(tl.uint8))
+        if BIAS > 0:  # noqa: SIM102 - decided while compiling
+            if kept:
+                _bring_biases(source, keep, offset, run, (run % PER) * SUB, H, W, SUB, BIAS)
+            g += bias_of(raw + offset, BIAS, row)[None, :]
+            u += bias_of(raw + offset, BIAS + 4 * W, row)[None, :]
+        middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty)
         rank = tl.arange(0, KP)
         theirs = tl.load(
             ids + token[:, None] * K + rank[None, :],
@@ -214,6 +250,8 @@ def few_rows(
             dw = tl.load(base + 2 * W * H + gate + h, mask=inside, other=0.0, eviction_policy="evict_first")
             tl.store(copy + 2 * W * H + gate + h, dw, mask=inside & kept)
             y = tl.dot(middle.to(tl.float32), dw.to(tl.float32)) if INTERPRET else tl.dot(middle, dw)
+            if BIAS > 0:
+                y += bias_of(raw, 0, tl.where(run == 0, h + col, H), H)[None, :]
             tl.store(out + (h + col)[None, :], y, mask=routed[:, None] & (h + col < H)[None, :])
 
 

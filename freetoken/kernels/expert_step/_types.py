@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from freetoken.core.codes import Coded
+from freetoken.core.model_config import Activation
+
 MOST_ROWS = 64
 VICTIMS = 32
 STEP, SEQUENCE, CREDIT, FAILED, PENDING, PASSED = range(6)
@@ -56,6 +59,7 @@ class Place:
     records   uint8 [E, record_bytes] in host memory; `address` is what the device calls it. 0: it can't see
               them, so all that misses must be left to the host (a split of alpha -1)
     slots     uint8 [S, slot_bytes] on the device
+    coded     what a record holds and where; numbers of the activations' type are read as they are
     """
 
     layer: int
@@ -63,13 +67,24 @@ class Place:
     records: Tensor
     address: int
     slots: Tensor
-    hidden: int
-    tile_width: int
-    num_tiles: int
-    tile_bytes: int
-    tiles_offset: int
-    format: str
-    activation: str
+    coded: Coded
+    activation: Activation
+
+    @property
+    def hidden(self) -> int:
+        return self.coded.hidden
+
+    @property
+    def num_tiles(self) -> int:
+        return self.coded.num_tiles
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.coded.tile_bytes
+
+    @property
+    def tiles_offset(self) -> int:
+        return self.coded.tiles_offset
 
     @property
     def slots_address(self) -> int:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freetoken.kernels.activation import activate
+from freetoken.core.codes import Coded
+from freetoken.kernels.activation import gated
+from freetoken.kernels.expand_records.reference import matrix_of
 from freetoken.kernels.expert_step import _rules as rules
 from freetoken.kernels.expert_step._types import (
     AHEAD,
@@ -28,7 +30,6 @@ from freetoken.kernels.expert_step._types import (
 )
 
 RANK = 0
-_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 def supports(device_type: str) -> bool:
@@ -207,28 +208,41 @@ def _seen(place: Place, expert: int) -> Tensor:
 
 
 def run_tiles(table: Table, place: Place, call: Call) -> None:
+    coded = place.coded
     for expert, slot, have, end in table.work.tolist():
         if expert < 0:
             break
         rows, ranks = (call.ids == expert).nonzero(as_tuple=True)
         for tile in range(end):
-            a = place.tiles_offset + tile * place.tile_bytes
+            a = coded.tiles_offset + tile * coded.tile_bytes
             source = _seen(place, expert) if tile >= have else place.slots[slot]
-            coded = source[a : a + place.tile_bytes]
+            bytes_ = source[a : a + coded.tile_bytes]
             if tile >= have and slot:
-                place.slots[slot, a : a + place.tile_bytes] = coded
-            parts = _partial(place, call.x[rows], coded)
+                place.slots[slot, a : a + coded.tile_bytes] = bytes_
+            parts = partial(place, call.x[rows], bytes_)
+            if tile == 0 and coded.bias_offset:
+                parts += source[: 4 * coded.hidden].view(torch.float32)
             call.partials[rows * call.ids.shape[1] + ranks, tile] = parts
         if end > have and slot and have == 0:
             place.slots[slot, : place.tiles_offset] = _seen(place, expert)[: place.tiles_offset]
 
 
-def _partial(place: Place, x: Tensor, coded: Tensor) -> Tensor:
-    w, h, dtype = place.tile_width, place.hidden, _DTYPES[place.format]
-    gate, up, down = coded[: 3 * w * h * dtype.itemsize].view(dtype).view(3, w, h).float()
+def partial(place: Place, x: Tensor, tile: Tensor) -> Tensor:
+    """float32 [n, H] of rows [n, H] and a tile's bytes, without down's bias."""
+    coded = place.coded
+    gate, up, down = _weights(coded, tile)
     rows = x.float()
-    middle = (activate(place.activation, rows @ gate.t()) * (rows @ up.t())).to(x.dtype).float()
-    return middle @ down
+    g, u = rows @ gate.t(), rows @ up.t()
+    if coded.bias_offset:
+        size = 4 * coded.tile_width
+        biases = tile[coded.bias_offset : coded.bias_offset + 2 * size].view(torch.float32)
+        g, u = g + biases[: coded.tile_width], u + biases[coded.tile_width :]
+    return gated(place.activation, g, u).to(x.dtype).float() @ down
+
+
+def _weights(coded: Coded, tile: Tensor) -> tuple[Tensor, ...]:
+    w, h = coded.tile_width, coded.hidden
+    return tuple(matrix_of(tile, matrix, w, h) for matrix in coded.matrices)
 
 
 def _wait(table: Table, call: Call) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from freetoken.core.codes import Coded, Matrix
+from freetoken.core.model_config import Activation
+from freetoken.kernels import _codes as codes
 from freetoken.kernels import _triton
+from freetoken.kernels._gate import gate_consts
 from freetoken.kernels._triton import Card, Launch, card, power_of_two
-from freetoken.kernels.expert_step import _ahead, _look_up, _tiles
+from freetoken.kernels.expert_step import _ahead, _coded, _look_up, _tiles
 from freetoken.kernels.expert_step._types import COUNTERS, VICTIMS, Call, Io, Place, Table
 
 RANK = 20
-KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+PLAIN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 AGE_BLOCK = 1024
 COPY_BLOCKS, COPY_WORDS = 16, 2048
 """A prefetch keeps 256 KB on their way, several times what the link holds, and leaves most SMs alone."""
@@ -156,31 +161,28 @@ def run_tiles(table: Table, place: Place, call: Call) -> None:
 
 def sub_width(tile_width: int) -> int:
     """Columns of a block: half a tile keeps twice as many loads in flight (measured)."""
-    return min(tile_width, 16)
+    return min(tile_width & -tile_width, 16)
 
 
 def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
     rows, top_k = call.ids.shape
-    sub = sub_width(place.tile_width)
+    coded = place.coded
+    sub = sub_width(coded.tile_width)
     consts = {
         "K": top_k,
         "KP": power_of_two(top_k),
-        "H": place.hidden,
-        "W": place.tile_width,
+        "H": coded.hidden,
+        "W": coded.tile_width,
         "SUB": sub,
-        "NT": place.num_tiles,
-        "KIND": KINDS[place.activation],
-    }
-    if rows <= VECTOR_ROWS:
-        # A warp holds whole columns of down then, so that its sum needs nobody else.
-        consts |= {"BH": min(256, power_of_two(place.hidden)), "BD": min(1024, power_of_two(place.hidden))}
-    else:
-        consts |= {"BH": min(128, power_of_two(place.hidden)), "STAGES": 2, "TP": max(16, power_of_two(rows))}
-    entries = min(place.num_experts, rows * top_k)
-    registers = 168 if rows <= VECTOR_ROWS else 0  # three blocks a multiprocessor (measured: 23 us, else 27)
+        "NT": coded.num_tiles,
+        "BIAS": coded.bias_offset,
+    } | gate_consts(place.activation)
+    few = rows > VECTOR_ROWS
+    plan = _plain_blocks if coded.plain == PLAIN_TYPES[call.x.dtype] else _coded_blocks
+    kernel, blocks, registers = plan(coded, sub, rows if few else 0)
     return Launch(
-        _tiles.vector_rows if rows <= VECTOR_ROWS else _tiles.few_rows,
-        (place.num_tiles * (place.tile_width // sub), entries),
+        kernel,
+        (coded.num_tiles * (coded.tile_width // sub), min(place.num_experts, rows * top_k)),
         (
             call.x,
             call.ids,
@@ -190,14 +192,34 @@ def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
             place.records.shape[1],
             place.slots_address,
             place.slots.shape[1],
-            place.tiles_offset,
-            place.tile_bytes,
+            coded.tiles_offset,
+            coded.tile_bytes,
             rows,
         ),
-        consts,
+        consts | blocks,
         warps=4,
         registers=registers,
     )
+
+
+def _plain_blocks(coded: Coded, sub: int, many: int) -> tuple[Any, dict[str, Any], int]:
+    """Kernel, its sizes and registers (0 = any) for `many` rows together, 0 = one after the other."""
+    wide = power_of_two(coded.hidden)
+    if many:
+        return _tiles.few_rows, {"BH": min(128, wide), "STAGES": 2, "TP": max(16, power_of_two(many))}, 0
+    # A warp holds whole columns of down then, so that its sum needs nobody else. Three blocks a
+    # multiprocessor (measured: 23 us, else 27).
+    return _tiles.vector_rows, {"BH": min(256, wide), "BD": min(1024, wide)}, 168
+
+
+def _coded_blocks(coded: Coded, sub: int, many: int) -> tuple[Any, dict[str, Any], int]:
+    gate, up, down = (codes.meaning(m, coded.hidden) for m in coded.matrices)
+    consts: dict[str, Any] = {"GATE": gate, "UP": up, "DOWN": down, "REGIONS": codes.regions(coded, sub)}
+    consts["BU"] = min(4, power_of_two(-(-coded.hidden // codes.LANES)))
+    consts["BD"] = min(128 if many else 256, power_of_two(coded.hidden))
+    if many:
+        return _coded.coded_few_rows, consts | {"TP": max(16, power_of_two(many))}, 0
+    return _coded.coded_vector_rows, consts, 168
 
 
 def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
@@ -215,7 +237,7 @@ def wait_launch(table: Table, io: Io) -> Launch:
 
 def combine_launch(table: Table, place: Place, call: Call, residual: Tensor | None, out: Tensor) -> Launch:
     rows, top_k = call.ids.shape
-    per = place.tile_width // sub_width(place.tile_width)
+    per = place.coded.tile_width // sub_width(place.coded.tile_width)
     runs = power_of_two(place.num_tiles * per)
     ranks = power_of_two(top_k)
     block = max(8, min(64, 8192 // (runs * ranks)))
@@ -247,6 +269,16 @@ def combine_launch(table: Table, place: Place, call: Call, residual: Tensor | No
     )
 
 
+def plain_record(dtype: torch.dtype, hidden: int, width: int, tiles: int) -> Coded:
+    """A record of numbers of dtype."""
+    size = width * hidden * dtype.itemsize
+    gate, up, down = (
+        Matrix(((8 * dtype.itemsize, order * size),), PLAIN_TYPES[dtype], (), words=False, down=order == 2)
+        for order in range(3)
+    )
+    return Coded(hidden, width, tiles, 3 * size, 0, (gate, up, down))
+
+
 def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
     """What is compiled ahead of time: (E, top_k, H, tile width, tiles), rows, whether a host helps."""
     for geometry, rows, host in (
@@ -257,10 +289,30 @@ def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
         yield functools.partial(_specimen, dtype, geometry, rows, host)
 
 
+def coded_specimen(
+    coded: Coded, experts: int, rows: int, dtype: torch.dtype, act: Activation, where: Card
+) -> Launch:
+    """The arithmetic over records of some format, as data."""
+    return _specimen_parts(coded, (experts, 8 if experts > 32 else 4), rows, False, (dtype, act), where)[3]
+
+
 def _specimen(
     dtype: torch.dtype, geometry: tuple[int, ...], rows: int, host: bool, where: Card
 ) -> list[Launch]:
     experts, top_k, hidden, width, tiles = geometry
+    coded = plain_record(dtype, hidden, width, tiles)
+    return _specimen_parts(coded, (experts, top_k), rows, host, (dtype, Activation()), where)
+
+
+def _specimen_parts(
+    coded: Coded,
+    geometry: tuple[int, int],
+    rows: int,
+    host: bool,
+    kind: tuple[torch.dtype, Activation],
+    where: Card,
+) -> list[Launch]:
+    (experts, top_k), hidden, (dtype, act) = geometry, coded.hidden, kind
 
     def ints(*size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int32, device="meta")
@@ -272,7 +324,7 @@ def _specimen(
         ahead=ints(VICTIMS, 4), budget=ints(1),
     )  # fmt: skip
     raw = torch.empty(0, 4096, dtype=torch.uint8, device="meta")
-    place = Place(1, experts, raw, 1 << 40, raw, hidden, width, tiles, 6 * width * hidden, 0, "bf16", "silu")
+    place = Place(1, experts, raw, 1 << 40, raw, coded, act)
     io = Io(1 << 41, raw, *(ints(16) for _ in range(5)), raw, raw, (256, 4096, 8192, 1 << 20))
     x = torch.empty(rows, hidden, dtype=dtype, device="meta")
     weights = torch.empty(rows, top_k, device="meta")

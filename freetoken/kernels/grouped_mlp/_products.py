@@ -7,35 +7,15 @@ as routing could ever need; blocks that routing didn't use return at once.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from freetoken.kernels._gate import gate_consts, gate_up
 from freetoken.kernels._triton import Card, Launch, jit, power_of_two, tl
 from freetoken.kernels.grouped_mlp._sort import most_blocks
 from freetoken.kernels.grouped_mlp._types import Form, Routes
 
-KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 _SCRATCH_BYTES = 256 << 20
-
-
-@jit
-def gate_up(g, u, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr):
-    """act(g) * u as core.model_config.Activation says; KIND as in KINDS, LIMIT None = not clamped."""
-    if KIND == 0:
-        if LIMIT is not None:
-            g = tl.minimum(g, LIMIT)
-            u = tl.minimum(tl.maximum(u, -LIMIT), LIMIT)
-        y = g / (1.0 + tl.exp(-ALPHA * g)) * (u + OFFSET)
-    elif KIND == 1:
-        y = 0.5 * g * (1.0 + tl.erf(g * 0.7071067811865476)) * u
-    elif KIND == 2:
-        z = 2.0 * 0.7978845608028654 * (g + 0.044715 * g * g * g)
-        y = g / (1.0 + tl.exp(-z)) * u
-    else:
-        y = tl.maximum(g, 0.0) * u
-    return y
 
 
 @jit
@@ -176,18 +156,13 @@ def plan(
     blocks = most_blocks(rows, top_k, span[1] - span[0], bm)
     one, two = blocks_of(bm, where)
     middle = torch.empty(blocks * bm, size, dtype=x.dtype, device=x.device)
-    act = form.activation
     lay = {
         "W": form.tile_width,
         "TILE": form.tile_bytes,
         "START": form.tiles_offset,
         "BIAS": form.bias_offset,
     }
-    consts = lay | {"K": top_k, "H": hidden, "SIZE": size, "KIND": KINDS[act.name], "ALPHA": float(act.alpha)}
-    consts |= {
-        "LIMIT": float(act.limit) if math.isfinite(act.limit) else None,
-        "OFFSET": float(act.up_offset),
-    }
+    consts = lay | {"K": top_k, "H": hidden, "SIZE": size} | gate_consts(form.activation)
     consts |= {"BM": bm, "BN": one[0], "BK": one[1], "COLUMNS": -(-size // one[0])}
     facts = (routes.first, records)
     args = (x, routes.order, routes.owner, *facts, middle, *span, x.stride(0))
