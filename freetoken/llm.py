@@ -40,11 +40,9 @@ from freetoken.core.log import logger
 from freetoken.core.options import Options
 from freetoken.core.request import Output, SamplingParams, Submit, ThinkBudget
 from freetoken.core.units import format_bytes
-from freetoken.engine.build import Built, build
 from freetoken.engine.plan import Plan
-from freetoken.engine.survey import Progress
-from freetoken.engine.tap import RoutingTap
 
+Progress = Callable[[str, int], None]
 log = logger("llm")
 SCRIPT_PREFIX = "script:"
 LEAST_TEMPERATURE = 1e-5
@@ -134,7 +132,8 @@ class LLM:
         self.options = options
         self.created = int(time.time())
         self.model_name = options.served_model_name or Path(options.model or "freetoken-demo").name
-        self._built: Built | None = None
+        self._built: Any = None
+        """An engine.build.Built. Naming its type here would import torch, before a server's port listens."""
         self._status = Status("loading", 0)
         self._live: dict[str, Generation] = {}
         self._lock = threading.Lock()
@@ -159,6 +158,8 @@ class LLM:
 
         try:
             _check_trace_path(self.options.record_routing)
+            from freetoken.engine.build import build  # late: torch
+
             self._script, options = scripted(self.options)
             built = build(options, note, early=early)
             built.engine.self_test()
@@ -176,8 +177,10 @@ class LLM:
         built.engine.start(self._dispatch)
         self._status = Status("ok", 100)
 
-    def _record(self, built: Built) -> None:
+    def _record(self, built: Any) -> None:
         """Tap the routing of everything served; `close` writes the trace."""
+        from freetoken.engine.tap import RoutingTap  # late: torch
+
         moe = built.config.moe
         if moe is None:
             raise ConfigError("--record-routing needs a model with routed experts.", code="no_experts")
@@ -206,8 +209,8 @@ class LLM:
     # --- facts ---
 
     @property
-    def built(self) -> Built:
-        """The loaded parts; BusyError while there are none."""
+    def built(self) -> Any:
+        """The loaded parts, an engine.build.Built; BusyError while there are none."""
         if self._built is None:
             raise self._status.error or BusyError(
                 f"The model is loading ({self._status.percent} %).", code="loading", hint="Try again shortly."
@@ -216,7 +219,7 @@ class LLM:
 
     @property
     def plan(self) -> Plan:
-        return self.built.plan
+        return cast(Plan, self.built.plan)
 
     @property
     def max_model_len(self) -> int:
@@ -224,11 +227,11 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.built.codec.tokenizer
+        return self.codec.tokenizer
 
     @property
     def codec(self) -> ChatCodec:
-        return self.built.codec
+        return cast(ChatCodec, self.built.codec)
 
     def status(self) -> Status:
         built = self._built
@@ -346,7 +349,7 @@ class LLM:
             params.thinking_budget if params.thinking_budget is not None else self.options.thinking_budget
         )
         try:
-            return self.built.codec.encode(conversation, thinking=thinking, thinking_budget=budget)
+            return self.codec.encode(conversation, thinking=thinking, thinking_budget=budget)
         except RecursionError as e:
             raise RequestError(
                 "Tool arguments or schemas are nested too deeply.",
