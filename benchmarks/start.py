@@ -3,8 +3,8 @@
     python -m benchmarks.start [--model DIR] [--repeat 5] [--json]
 
 Polls `/health`: `listening` is the first answer of any kind, `ready` the first that says `ok`; `percent`
-lists what was said in between. CPU seconds are the server's own up to that moment: on a loaded machine they say
-more than the wall's.
+lists what was said in between. CPU seconds are the server's own up to that moment: on a loaded machine they
+say more than the wall's.
 """
 
 from __future__ import annotations
