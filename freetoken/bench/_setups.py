@@ -7,6 +7,7 @@ memory doesn't hold them all, or the device is a real GPU, each is a group of it
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -192,12 +193,18 @@ class Member:
 
 @contextmanager
 def opened(some: Sequence[Setup], context: int, streams: int, **more: Any) -> Iterator[list[Member]]:
-    """Engines of a group, all running while the block lasts."""
+    """Engines of a group, all running while the block lasts. What they held is free behind it.
+
+    The block empties the list that it is given, and keeps no member.
+    """
     with ExitStack() as stack:
         yield [
             Member(one, stack.enter_context(Driven(build(one.options(context, streams, **more)))))
             for one in some
         ]
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def groups(some: Sequence[Setup]) -> list[list[Setup]]:

@@ -82,10 +82,10 @@ def _fill(path: Path, start: int, piece: Callable[[], list[tuple[int, Bytes]]]) 
     with path.open("r+b", buffering=0) as file:
         for offset, data in piece():
             file.seek(start + offset)
-            view = memoryview(data)
+            view = memoryview(data.data)
             while len(view):
                 view = view[file.write(view) :]
-            written += data.nbytes
+            written += int(data.nbytes)
     return written
 
 

@@ -81,17 +81,17 @@ class Plan:
     @property
     def width(self) -> int:
         own = self.own(0)
-        return own.stop - own.start
+        return int(own.stop - own.start)
 
     def rms(self, moe_layers: int) -> float:
         """Of the hidden state once so many MoE layers have written."""
         return math.sqrt((self.base + moe_layers * self.width * self.written**2) / self.config.hidden_size)
 
     def generator(self, *where: int) -> torch.Generator:
-        mixed = 0
+        mixed: int = 0
         for part in (self.seed, *where):
             mixed = (mixed * 1_000_003 + part + 1) % (1 << 62)
-        return torch.Generator().manual_seed(mixed)
+        return cast(torch.Generator, torch.Generator().manual_seed(mixed))
 
 
 def _randn(g: torch.Generator, *shape: int) -> Tensor:
@@ -112,31 +112,42 @@ def _own_noise(plan: Plan, axes: Tensor, g: torch.Generator, rows: int) -> Tenso
     return x * (math.sqrt(plan.base) / x.norm(dim=1, keepdim=True))
 
 
-def top_tensors(plan: Plan, walk: Walk) -> dict[str, Tensor]:
-    """Embedding, final norm and head, bf16."""
-    config, axes = plan.config, basis(plan)
-    vocab, hidden, base = config.vocab_size, config.hidden_size, plan.base
-    topics, g = len(axes) - 1, plan.generator(2)
-    noise = _own_noise(plan, axes, g, vocab)
-    topic = torch.randint(topics, (vocab,), generator=g)
-    words = torch.tensor(walk.ids)
-    topic[words] = torch.tensor(walk.topic) % topics
-    embed = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
-    place = math.sqrt(base) * (COMMON * axes[0] + TOPIC * axes[1:])
-    embed[:, :base] = (NOISE * noise + place[topic]).bfloat16()
-    last, layers = plan.rms(config.num_moe_layers), config.num_moe_layers
-    head = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
-    right = RIGHT * last / (NOISE * base)
-    head[words.roll(-1), :base] = (right * noise[words]).bfloat16()
-    del noise
-    seen = min(layers * plan.width, hidden - base)
-    blur = BLUR * last / (math.sqrt(seen) * plan.written)
-    head[:, base : base + seen] = (blur * _randn(g, vocab, seen)).bfloat16()
-    return {
-        "model.embed_tokens.weight": embed,
-        "model.norm.weight": torch.full((hidden,), plan.norm_one, dtype=torch.bfloat16),
-        "lm_head.weight": head,
-    }
+class Words:
+    """Embedding and head, some rows at a time; only the noise of the walk's words is kept."""
+
+    def __init__(self, plan: Plan, walk: Walk) -> None:
+        self._plan, self._axes = plan, basis(plan)
+        self._noise = _own_noise(plan, self._axes, plan.generator(5), len(walk.ids))
+        vocab, topics = plan.config.vocab_size, len(self._axes) - 1
+        words = torch.tensor(walk.ids)
+        self._topic = torch.randint(topics, (vocab,), generator=plan.generator(2))
+        self._topic[words] = torch.tensor(walk.topic) % topics
+        self._place = torch.full((vocab,), -1)
+        self._place[words] = torch.arange(len(words))
+
+    def embedding(self, rows: slice) -> Tensor:
+        """bf16 [rows, H]: the common vector, the topic and the word's own noise."""
+        plan, place = self._plan, self._place[rows]
+        noise = _own_noise(plan, self._axes, plan.generator(6, rows.start), len(place))
+        noise[place >= 0] = self._noise[place[place >= 0]]
+        known = math.sqrt(plan.base) * (COMMON * self._axes[0] + TOPIC * self._axes[1:])
+        out = torch.zeros(len(place), plan.config.hidden_size, dtype=torch.bfloat16)
+        out[:, : plan.base] = (NOISE * noise + known[self._topic[rows]]).bfloat16()
+        return out
+
+    def head(self, rows: slice) -> Tensor:
+        """bf16 [rows, H]: the noise of the word before, and a random view of what experts wrote."""
+        plan, place = self._plan, self._place[rows]
+        hidden, base, layers = plan.config.hidden_size, plan.base, plan.config.num_moe_layers
+        last, seen = plan.rms(layers), min(layers * plan.width, hidden - base)
+        out = torch.zeros(len(place), hidden, dtype=torch.bfloat16)
+        before = (place[place >= 0] - 1) % len(self._noise)
+        out[place >= 0, :base] = (RIGHT * last / (NOISE * base) * self._noise[before]).bfloat16()
+        blur = BLUR * last / (math.sqrt(seen) * plan.written)
+        out[:, base : base + seen] = (
+            blur * _randn(plan.generator(7, rows.start), len(place), seen)
+        ).bfloat16()
+        return out
 
 
 def router_weight(plan: Plan, moe_layer: int) -> Tensor:

@@ -27,6 +27,8 @@ from freetoken.models import _tensors
 Pieces = list[tuple[int, Bytes]]
 WRITTEN = 1.0
 """Wished rms of what experts leave in their layer's dimensions, beside a token's own signal of 1."""
+ROWS = 8192
+"""Of embedding and head that are made at a time."""
 _ROUTE_SPREAD = 1.15
 """Root of the sum of squared route weights over that of equal ones; a typical softmax of the top few."""
 
@@ -70,9 +72,17 @@ class Checkpoint:
         plan = self._plan
         shapes = _tensors.expected(plan.config, lambda layer: {}, self._recipe.router)
         top = Shard()
-        names = [name for name in shapes if ".layers." not in name]
-        places = {name: top.add(name, "BF16", shapes[name]) for name in names}
-        top.pieces.append(lambda: _placed(places, weights.top_tensors(plan, walk)))
+        words = weights.Words(plan, walk)
+        makers = {"model.embed_tokens.weight": words.embedding, "lm_head.weight": words.head}
+        for name, shape in shapes.items():
+            if ".layers." in name:
+                continue
+            at = top.add(name, "BF16", shape)
+            if name in makers:
+                top.pieces += [partial(_rows, makers[name], at, rows) for rows in _cuts(shape[0])]
+            else:
+                norm = torch.full(shape, plan.norm_one, dtype=torch.bfloat16)
+                top.pieces.append(partial(_placed, {name: at}, {name: norm}))
         return [top, *(self._layer(layer, shapes) for layer in range(plan.config.num_layers))]
 
     def _layer(self, layer: int, shapes: Mapping[str, tuple[int, ...]]) -> Shard:
@@ -141,6 +151,15 @@ class Checkpoint:
     def _make(self, tensors: list[tuple[int, Tensor]], where: tuple[int, int]) -> Pieces:
         window = self._noise.window((self._plan.seed, *where))
         return [(at, tensor.make(window)) for at, tensor in tensors]
+
+
+def _cuts(count: int) -> list[slice]:
+    return [slice(at, min(at + ROWS, count)) for at in range(0, count, ROWS)]
+
+
+def _rows(make: Callable[[slice], torch.Tensor], at: int, rows: slice) -> Pieces:
+    data = make(rows)
+    return _placed({"": at + 2 * rows.start * data.shape[1]}, {"": data})
 
 
 def _zeros(at: int, count: int) -> Pieces:

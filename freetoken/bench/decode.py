@@ -54,14 +54,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
+class Found:
+    """What the measured rounds of a case gave."""
+
+    windows: list[Window] = field(default_factory=list)
+    right: list[float] = field(default_factory=list)
+
+    def per_step(self, name: str, steps: float) -> float:
+        return sum(window.used(name) for window in self.windows) / steps
+
+
+@dataclass
 class Case:
-    """One engine with one number of streams in one surrounding, and what its rounds gave."""
+    """One engine with one number of streams in one surrounding."""
 
     member: Member
     streams: int
     beside: str = QUIET
-    windows: list[Window] = field(default_factory=list)
-    right: list[float] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,25 +80,33 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--streams, --prompt, --tokens and --lead are at least 1.", code="invalid_option")
     report, prompts, probed = Report("decode", args), Prompts(args.model), Probed()
     context, most = args.prompt + args.lead + args.tokens + TAIL + 8, max(args.streams)
-    done: list[tuple[Case, dict[str, Any]]] = []
+    done: list[tuple[Found, dict[str, Any]]] = []
     wanted = setups(args)
     for group in groups(wanted):
         report.progress(f"loading {len(group)} of {len(wanted)}")
         with opened(group, context, most) as members:
-            for member in members:
-                prompts.learn(member.engine)
-                probed.look(member)
-            cases = [Case(member, n) for member in members for n in args.streams]
-            _rounds(cases, args, prompts, report)
-            done += [(case, _facts(case, len(members) > 1, args.prompt)) for case in cases]
-            if args.hammer:
-                hammered = _hammered(members, args, prompts, report)
-                done += [(c, _facts(c, len(members) > 1, args.prompt)) for c in hammered]
-            for member in members:
-                probed.look(member)
-    rows = [_row(case, facts, probed, args) for case, facts in done]
+            done += _group(members, args, (prompts, probed, report))
+            members.clear()  # a row must not keep an engine alive
+    rows = [_row(found, facts, probed, args) for found, facts in done]
     _show(report, rows)
     return report.finish(rows)
+
+
+def _group(
+    members: list[Member], args: argparse.Namespace, using: tuple[Prompts, Probed, Report]
+) -> list[tuple[Found, dict[str, Any]]]:
+    """Measure engines that live side by side, between two probes of the memories."""
+    prompts, probed, report = using
+    for member in members:
+        prompts.learn(member.engine)
+        probed.look(member)
+    cases = [Case(member, n) for member in members for n in args.streams]
+    _rounds(cases, args, prompts, report)
+    if args.hammer:
+        cases += _hammered(members, args, prompts, report)
+    for member in members:
+        probed.look(member)
+    return [(case.found, _facts(case, len(members) > 1, args.prompt)) for case in cases]
 
 
 def _rounds(cases: list[Case], args: argparse.Namespace, prompts: Prompts, report: Report) -> None:
@@ -98,7 +116,7 @@ def _rounds(cases: list[Case], args: argparse.Namespace, prompts: Prompts, repor
             report.progress(f"round {number + 1}: {facts['backend']} {case.streams} streams, {case.beside}")
             window = _ask(case, args, prompts)
             if number >= args.warm_up:
-                case.windows.append(window)
+                case.found.windows.append(window)
 
 
 def _ask(case: Case, args: argparse.Namespace, prompts: Prompts) -> Window:
@@ -108,7 +126,7 @@ def _ask(case: Case, args: argparse.Namespace, prompts: Prompts) -> Window:
     window = engine.window(asked, args.lead, length)
     for text, one in zip(texts, asked, strict=True):
         if (right := prompts.right(text, one.ids)) is not None:
-            case.right.append(right)
+            case.found.right.append(right)
     return window
 
 
@@ -134,6 +152,9 @@ def _facts(case: Case, interleaved: bool, prompt: int) -> dict[str, Any]:
     return {
         **case.member.facts,
         "interleaved": interleaved,
+        "streams": case.streams,
+        "beside": case.beside,
+        "prefetch": "auto" if case.member.setup.prefetch is None else case.member.setup.prefetch,
         "owns_memory": built.device.owns_memory,
         "tile_bytes": max(one.tile_bytes for one in bank.layouts) if bank else 0,
         "num_tiles": max(one.num_tiles for one in bank.layouts) if bank else 0,
@@ -142,48 +163,38 @@ def _facts(case: Case, interleaved: bool, prompt: int) -> dict[str, Any]:
     }
 
 
-def _row(case: Case, facts: dict[str, Any], probed: Probed, args: argparse.Namespace) -> dict[str, Any]:
-    rates = [window.tokens / window.seconds for window in case.windows]
-    speed = statistics.median(rates)
-    steps = sum(window.tokens for window in case.windows) / case.streams
-    requests, misses, tiles, ahead, judged, hit = (
-        sum(window.used(name) for window in case.windows) / steps
-        for name in ("requests", "misses", "missing_tiles", "ahead_tiles", "ahead_judged", "ahead_right")
-    )
+def _row(found: Found, facts: dict[str, Any], probed: Probed, args: argparse.Namespace) -> dict[str, Any]:
+    rates = [window.tokens / window.seconds for window in found.windows]
+    speed, streams = statistics.median(rates), facts["streams"]
+    steps = sum(window.tokens for window in found.windows) / streams
+    requests, misses, tiles = (found.per_step(n, steps) for n in ("requests", "misses", "missing_tiles"))
+    ahead, judged, hit = (found.per_step(n, steps) for n in ("ahead_tiles", "ahead_judged", "ahead_right"))
     size, owns = facts.pop("tile_bytes"), facts.pop("owns_memory")
     routed = requests * facts.pop("num_tiles") * size
     missing = tiles * size if owns else 0.0
     moved = Moved(facts.pop("dense_bytes"), routed - missing, missing)
     least = moved.least_s(probed.best, facts["backend"], owns_memory=owns)
-    layers = facts.pop("num_layers")
-    limit = case.streams / least if least else None
+    layers, prefetch = facts.pop("num_layers"), facts.pop("prefetch")
+    limit = streams / least if least else None
     return {
         **facts,
-        "streams": case.streams,
-        "beside": case.beside,
         "decode_tok_s": round(speed, 2),
-        "step_ms": round(1e3 * case.streams / speed, 3),
+        "step_ms": round(1e3 * streams / speed, 3),
         "spread": [round(min(rates), 2), round(max(rates), 2)],
         "hit_rate": round(1 - misses / requests, 4) if requests and owns else None,
         "missing_mb_step": round(missing / 1e6, 3),
         "distinct_experts_layer": round(requests / layers, 2),
         "limit_tok_s": round(limit, 2) if limit else None,
         "share_of_limit": round(speed / limit, 4) if limit else None,
-        "prefetch": _prefetch(case.member, ahead),
+        "prefetch": prefetch if ahead or prefetch == 0 else "none",
         "prefetched_tiles_step": round(ahead, 2),
         "prefetch_right": round(hit / judged, 4) if judged else None,
-        "right": round(statistics.mean(case.right), 4) if case.right else None,
+        "right": round(statistics.mean(found.right), 4) if found.right else None,
         "prompt": args.prompt,
         "tokens": args.tokens,
         "repeats": args.repeats,
         "rates_gb_s": {name: round(value / 1e9, 1) for name, value in vars(probed.best).items() if value},
     }
-
-
-def _prefetch(member: Member, ahead: float) -> str | int:
-    """What was asked for, or whether serving chose to."""
-    wish = member.setup.prefetch
-    return wish if wish is not None else "auto" if ahead else "none"
 
 
 def _show(report: Report, rows: list[dict[str, Any]]) -> None:

@@ -37,6 +37,8 @@ LENGTHS = (4096, 8192, 16384, 32768)
 SMALL_LENGTHS = (512, 1024)
 CHUNK = 8192
 RIDERS = 2048
+WARM = (64, 96)
+"""Tokens of a prompt and an answer that fill the slots before anything is measured."""
 FULL, SERIAL, BY_CHUNK, COLD = "full", "no overlap", "pool per chunk", "nothing resident"
 
 
@@ -54,47 +56,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_report_arguments(parser, svg=False)
 
 
-@dataclass
-class Case:
-    """One engine, one length, one way; the seconds of its rounds and what crossed the link in each.
-
-    jobs   macro-chunks that a prompt went in: how often the absent pool crosses the link
-    """
-
-    member: Member
-    length: int
-    way: str
-    seconds: list[float] = field(default_factory=list)
-    link_bytes: list[float] = field(default_factory=list)
-    jobs: int = 0
-
-
 @dataclass(frozen=True)
 class Way:
-    """How an ablation changes the setup and the engine's macro-chunk (0 = as planned).
+    """How prompts go: tokens of a macro-chunk by the prompt's length (0 = as planned).
 
     cold   slots are emptied before every prompt
     """
 
     name: str
-    change: Callable[[Setup], Setup] = lambda setup: setup
     macro: Callable[[int], int] = lambda length: 0
     cold: bool = False
 
 
-def ways(args: argparse.Namespace) -> list[Way]:
+@dataclass
+class Found:
+    """The seconds of measured rounds and what crossed the link in each.
+
+    passes   macro-chunks that a prompt went in: how often the absent pool crosses the link
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    link_bytes: list[float] = field(default_factory=list)
+    passes: int = 0
+
+
+@dataclass
+class Case:
+    """One engine, one length, one way."""
+
+    member: Member
+    length: int
+    way: Way
+    found: Found = field(default_factory=Found)
+
+
+def ways(setup: Setup, args: argparse.Namespace) -> list[tuple[Setup, list[Way]]]:
+    """The engines that a setup needs, and the ways that prompts go on each."""
     if not args.ablate:
-        return [Way(FULL)]
-
-    def add(setup: Setup, **more: Any) -> Setup:
-        return replace(setup, extra=(*setup.extra, *more.items()))
-
+        return [(setup, [Way(FULL)])]
+    serial = replace(setup, extra=(*setup.extra, ("disable_moe_prefill_overlap", True)))
+    chunk = Way(BY_CHUNK, lambda length: args.chunk or min(CHUNK, max(length // 2, 1)))
     return [
-        Way(FULL, macro=lambda length: length),
-        Way(SERIAL, lambda setup: add(setup, disable_moe_prefill_overlap=True), lambda length: length),
-        Way(BY_CHUNK, macro=lambda length: args.chunk or min(CHUNK, max(length // 2, 1))),
-        Way(COLD, macro=lambda length: length, cold=True),
+        (setup, [Way(FULL, _whole), chunk]),
+        (serial, [Way(SERIAL, _whole)]),
+        (setup, [Way(COLD, _whole, cold=True)]),
     ]
+
+
+def _whole(length: int) -> int:
+    return length
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,58 +120,66 @@ def run(args: argparse.Namespace) -> int:
             code="invalid_option",
             hint="Add --device cuda or sim, --backend hybrid or offload, and --share.",
         )
-    done: list[tuple[Case, dict[str, Any]]] = []
-    chosen = ways(args)
-    variants = [(way, way.change(setup)) for setup in wanted for way in chosen]
-    for group in groups([setup for _, setup in variants]):
-        context = max(lengths) + 16
-        # Short prompts would ride in a step: they go layer by layer, too.
-        ride = min(RIDERS, max(min(lengths) // 4, 1))
-        more = {"prefix_cache": False, "cold_memory": 0, "max_prefill_length": ride}
-        with opened(group, context, 1, **more) as members:
-            cases = []
-            for member, (way, _) in zip(members, _taken(variants, group), strict=True):
-                prompts.learn(member.engine)
-                probed.look(member)
-                cases += [(Case(member, length, way.name), way) for length in lengths]
-            for number in range(args.warm_up + args.repeats):
-                for case, way in cases:
-                    report.progress(f"round {number + 1}: {case.length} tokens, {way.name}")
-                    if way.cold:
-                        empty_slots(case.member)
-                    _prompt(case, way.macro(case.length), prompts, keep=number >= args.warm_up)
-            done += [(case, _facts(case.member)) for case, _ in cases]
-            for member in members:
-                probed.look(member)
-    rows = [_row(case, facts, probed.best, args) for case, facts in done]
+    # Short prompts would ride in a step: they go layer by layer, too.
+    ride = min(RIDERS, max(min(lengths) // 4, 1))
+    more = {"prefix_cache": False, "cold_memory": 0, "max_prefill_length": ride}
+    done: list[tuple[Found, dict[str, Any]]] = []
+    engines = [engine for setup in wanted for engine in ways(setup, args)]
+    for group in groups([setup for setup, _ in engines]):
+        mine, engines = engines[: len(group)], engines[len(group) :]
+        with opened(group, max(*lengths, WARM[0] + WARM[1]) + 16, 1, **more) as members:
+            cases = [
+                Case(member, length, way)
+                for member, (_, some) in zip(members, mine, strict=True)
+                for length in lengths
+                for way in some
+            ]
+            done += _group(cases, args, (prompts, probed, report))
+            members.clear()  # a row must not keep an engine alive
+            cases.clear()
+    rows = [_row(found, facts, probed.best, args) for found, facts in done]
     _show(report, rows)
     return report.finish(rows)
 
 
-def _taken(variants: list[tuple[Way, Setup]], group: list[Setup]) -> list[tuple[Way, Setup]]:
-    """The variants of a group, which are the next ones in order."""
-    some, rest = variants[: len(group)], variants[len(group) :]
-    variants[:] = rest
-    return some
+def _group(
+    cases: list[Case], args: argparse.Namespace, using: tuple[Prompts, Probed, Report]
+) -> list[tuple[Found, dict[str, Any]]]:
+    """Measure engines that live side by side; decoding has filled their slots before."""
+    prompts, probed, report = using
+    members = list({id(case.member): case.member for case in cases}.values())
+    for member in members:
+        prompts.learn(member.engine)
+        probed.look(member)
+        member.engine.run(prompts.take(WARM[0]), WARM[1])
+    for number in range(args.warm_up + args.repeats):
+        for case in cases:
+            report.progress(f"round {number + 1}: {case.length} tokens, {case.way.name}")
+            if case.way.cold:
+                empty_slots(case.member)
+            _prompt(case, prompts, keep=number >= args.warm_up)
+    for member in members:
+        probed.look(member)
+    return [(case.found, _facts(case)) for case in cases]
 
 
 def _has_slots(setup: Setup) -> bool:
     return setup.device in ("cuda", "sim") and setup.backend in ("hybrid", "offload")
 
 
-def _prompt(case: Case, macro: int, prompts: Prompts, *, keep: bool) -> None:
+def _prompt(case: Case, prompts: Prompts, *, keep: bool) -> None:
     engine = case.member.engine
-    scheduler = engine.built.engine.scheduler
-    limits = scheduler.limits
+    scheduler, stats = engine.built.engine.scheduler, engine.built.engine.stats
+    limits, macro = scheduler.limits, case.way.macro(case.length)
     scheduler.limits = replace(limits, macro_tokens=macro or limits.macro_tokens)
+    before, jobs = _link_bytes(case.member), stats.jobs
     asked = engine.submit(prompts.take(case.length), 1)
-    before, jobs = _link_bytes(case.member), engine.built.engine.stats.jobs
     engine.wait([asked])
     scheduler.limits = limits
     if keep:
-        case.seconds.append(asked.first_s)
-        case.jobs = engine.built.engine.stats.jobs - jobs
-        case.link_bytes.append(_link_bytes(case.member) - before)
+        case.found.seconds.append(asked.first_s)
+        case.found.passes = stats.jobs - jobs
+        case.found.link_bytes.append(_link_bytes(case.member) - before)
 
 
 def empty_slots(member: Member) -> None:
@@ -178,9 +196,15 @@ def _link_bytes(member: Member) -> float:
     return float(stats.prefill_link_bytes)
 
 
-def _facts(member: Member) -> dict[str, Any]:
-    built = member.engine.built
-    return {**member.facts, "config": built.config, "flops": built.device.machine.gpu_flops}
+def _facts(case: Case) -> dict[str, Any]:
+    built = case.member.engine.built
+    return {
+        **case.member.facts,
+        "prompt": case.length,
+        "way": case.way.name,
+        "flop": prompt_flops(built.config, case.length),
+        "nominal": built.device.machine.gpu_flops if built.device.owns_memory else 0.0,
+    }
 
 
 def prompt_flops(config: ModelConfig, length: int) -> float:
@@ -196,24 +220,22 @@ def prompt_flops(config: ModelConfig, length: int) -> float:
     return total
 
 
-def _row(case: Case, facts: dict[str, Any], best: Rates, args: argparse.Namespace) -> dict[str, Any]:
-    seconds, config, rate = statistics.median(case.seconds), facts.pop("config"), facts.pop("flops")
-    moved = statistics.median(case.link_bytes)
-    link_s = max(moved, 0.0) / best.link if best.link else 0.0
+def _row(found: Found, facts: dict[str, Any], best: Rates, args: argparse.Namespace) -> dict[str, Any]:
+    seconds, flop, nominal = statistics.median(found.seconds), facts.pop("flop"), facts.pop("nominal")
+    moved = max(statistics.median(found.link_bytes), 0.0)
+    link_s = moved / best.link if best.link else 0.0
     return {
         **facts,
-        "prompt": case.length,
-        "way": case.way,
         "ms": round(1e3 * seconds, 2),
-        "prefill_tok_s": round(case.length / seconds, 1),
-        "spread_ms": [round(1e3 * min(case.seconds), 2), round(1e3 * max(case.seconds), 2)],
-        "passes": case.jobs,
-        "link_gb": round(max(moved, 0.0) / 1e9, 4),
+        "prefill_tok_s": round(facts["prompt"] / seconds, 1),
+        "spread_ms": [round(1e3 * min(found.seconds), 2), round(1e3 * max(found.seconds), 2)],
+        "passes": found.passes,
+        "link_gb": round(moved / 1e9, 4),
         "link_ms": round(1e3 * link_s, 2),
         "over_link": round(seconds / link_s, 3) if link_s else None,
-        "tflop": round(prompt_flops(config, case.length) / 1e12, 4),
-        "tflop_s": round(prompt_flops(config, case.length) / seconds / 1e12, 3),
-        "nominal_tflop_s": round(rate / 1e12, 1) if facts["device"] != "cpu" else None,
+        "tflop": round(flop / 1e12, 4),
+        "tflop_s": round(flop / seconds / 1e12, 3),
+        "nominal_tflop_s": round(nominal / 1e12, 1) or None,
         "repeats": args.repeats,
     }
 

@@ -28,6 +28,8 @@ from freetoken.core.errors import ConfigError
 HELP = "time to the first token of 1 to 256 new tokens behind a cached prompt"
 SUFFIXES = (1, 16, 64, 256)
 PREFIX, SMALL_PREFIX = 16384, 1024
+WARM = (64, 64)
+"""Tokens of a prompt and an answer that fill the slots before anything is measured."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +54,13 @@ def run(args: argparse.Namespace) -> int:
     report, prompts = Report("suffix", args), Prompts(args.model)
     rows: list[dict[str, Any]] = []
     for group in groups(setups(args)):
-        with opened(group, prefix + max(args.suffix) + 16, 2) as members:
+        with opened(group, max(prefix + max(args.suffix), sum(WARM)) + 16, 2) as members:
             for member in members:
                 prompts.learn(member.engine)
+                member.engine.run(prompts.take(WARM[0]), WARM[1])
             rows += _measure(members, prefix, args, (prompts, report))
+            members.clear()
+            del member
     _show(report, rows)
     report.finish(rows)
     if missed := [row for row in rows if not row["reused"]]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from freetoken.bench import decode, prefill, suffix, synth
+from freetoken.bench import _setups, decode, prefill, suffix, synth
 from freetoken.bench._engine import Asked, Driven
 from freetoken.bench._hammer import hammering
 from freetoken.bench._rates import Moved, Rates
 from freetoken.bench._setups import Prompts, Setup
 from freetoken.core.errors import ConfigError
 from freetoken.engine.build import build
+from freetoken.engine.engine import Engine
 from tests.bench.makers import last_object, run_bench
 
 ROW = set(
@@ -153,3 +155,22 @@ def test_a_hammer_ends_with_its_block(monkeypatch):
     with hammering(1):
         kept.ended.append(True)
     assert kept.ended == [True]
+
+
+def test_engines_of_a_group_are_gone_when_the_next_is_opened(model, capsys, monkeypatch):
+    alive = []
+    real = _setups.build
+
+    def counting(options):
+        gc.collect()
+        alive.append(sum(type(thing) is Engine for thing in gc.get_objects()))
+        return real(options)
+
+    monkeypatch.setattr(_setups, "build", counting)
+    for bench in (decode, prefill):
+        monkeypatch.setattr(bench, "groups", lambda some: [[one] for one in some])
+        alive.clear()
+        small = {decode: ("--tokens", 2, "--lead", 1), prefill: ("--prompt", 16)}
+        words = ("--device", "sim", "--backend", "hybrid", "offload", "--share", 0.5, *small[bench])
+        assert run_bench(bench, "--model", model, *words, *ONCE) == 0
+        assert len(alive) == 2 and alive[0] == alive[1], bench.__name__
