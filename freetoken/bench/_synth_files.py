@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,11 +56,17 @@ def write_shards(
 ) -> dict[str, str]:
     """Write all shards; returns the index's weight_map. progress(bytes written so far), in this thread."""
     names = [shard_name(i, len(shards)) for i in range(len(shards))]
+    write_files([(out / name, shard) for name, shard in zip(names, shards, strict=True)], threads, progress)
+    return {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard.entries}
+
+
+def write_files(files: Sequence[tuple[Path, Shard]], threads: int, progress: Callable[[int], None]) -> None:
+    """Write files at once. progress(bytes written so far), in this thread."""
     done = 0
     with ThreadPoolExecutor(threads) as pool:
         running = []
-        for name, shard in zip(names, shards, strict=True):
-            path, header = out / name, shard.header()
+        for path, shard in files:
+            header = shard.header()
             with path.open("wb") as file:
                 file.write(header)
                 file.truncate(len(header) + shard.num_bytes)
@@ -74,7 +80,6 @@ def write_shards(
                 future.cancel()
             wait(running, return_when=FIRST_EXCEPTION)
             raise
-    return {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard.entries}
 
 
 def _fill(path: Path, start: int, piece: Callable[[], list[tuple[int, Bytes]]]) -> int:

@@ -81,7 +81,7 @@ _GPT_OSS: Mapping[str, Any] = {
     "attention_bias": True,
 }
 _TINY: Mapping[str, Any] = {
-    "vocab_size": 2048,
+    "vocab_size": 8192,
     "hidden_size": 512,
     "intermediate_size": 64,
     "num_hidden_layers": 4,

@@ -65,11 +65,11 @@ class Checkpoint:
     """Lays out the shards of one synthetic model."""
 
     def __init__(self, recipe: Recipe, coding: Coding, plan: weights.Plan, sizes: Amplitudes) -> None:
-        self._recipe, self._coding, self._plan, self._sizes = recipe, coding, plan, sizes
+        self._recipe, self._coding, self.plan, self._sizes = recipe, coding, plan, sizes
         self._noise = Noise(plan.seed)
 
     def shards(self, walk: Walk) -> list[Shard]:
-        plan = self._plan
+        plan = self.plan
         shapes = _tensors.expected(plan.config, lambda layer: {}, self._recipe.router)
         top = Shard()
         words = weights.Words(plan, walk)
@@ -79,11 +79,15 @@ class Checkpoint:
                 continue
             at = top.add(name, "BF16", shape)
             if name in makers:
-                top.pieces += [partial(_rows, makers[name], at, rows) for rows in _cuts(shape[0])]
+                top.pieces += [self.rows(makers[name], at, rows) for rows in cuts(shape[0])]
             else:
                 norm = torch.full(shape, plan.norm_one, dtype=torch.bfloat16)
                 top.pieces.append(partial(_placed, {name: at}, {name: norm}))
         return [top, *(self._layer(layer, shapes) for layer in range(plan.config.num_layers))]
+
+    def rows(self, make: Callable[[slice], torch.Tensor], at: int, rows: slice) -> Callable[[], Pieces]:
+        """A piece: some rows of a matrix that begins at `at`."""
+        return partial(_rows, make, at, rows)
 
     def _layer(self, layer: int, shapes: Mapping[str, tuple[int, ...]]) -> Shard:
         shard, at = Shard(), _tensors.prefix(layer)
@@ -96,23 +100,23 @@ class Checkpoint:
                 for number, (name, shape) in enumerate(mine.items())
                 for piece in _placed(
                     {name: places[name]},
-                    {name: weights.dense_tensor(self._plan, name, shape, layer, number)},
+                    {name: weights.dense_tensor(self.plan, name, shape, layer, number)},
                 )
             ]
 
         shard.pieces.append(dense)
-        moe_layer = self._plan.config.moe_layer_of[layer]
+        moe_layer = self.plan.config.moe_layer_of[layer]
         if moe_layer >= 0:
             add = self._stacked if self._recipe.stacked else self._split
             add(shard, at + "mlp.experts.", moe_layer)
         return shard
 
-    def _matrices(self, moe_layer: int) -> Iterator[tuple[str, list[Tensor]]]:
+    def matrices(self, moe_layer: int) -> Iterator[tuple[str, list[Tensor]]]:
         """An expert's matrices by short name."""
-        moe, hidden = self._plan.config.moe, self._plan.config.hidden_size
+        moe, hidden = self.plan.config.moe, self.plan.config.hidden_size
         assert moe is not None
         lift: Lift = np.full(hidden, weights.WEAK, np.int64)
-        lift[self._plan.own(moe_layer)] = 0
+        lift[self.plan.own(moe_layer)] = 0
         inner, down = self._sizes.inner, self._sizes.down
         rows = {"gate_up_proj": 2 * moe.expert_size}
         if not self._recipe.stacked:
@@ -122,18 +126,18 @@ class Checkpoint:
         yield "down_proj", self._coding.matrix(hidden, moe.expert_size, down, lift)[0]
 
     def _split(self, shard: Shard, at: str, moe_layer: int) -> None:
-        moe = self._plan.config.moe
+        moe = self.plan.config.moe
         assert moe is not None
         for expert in range(moe.num_experts):
             mine = [
                 (shard.add(f"{at}{expert}.{name}{t.suffix}", t.dtype, t.shape), t)
-                for name, tensors in self._matrices(moe_layer)
+                for name, tensors in self.matrices(moe_layer)
                 for t in tensors
             ]
-            shard.pieces.append(partial(self._make, mine, (moe_layer, expert)))
+            shard.pieces.append(partial(self.make, mine, (moe_layer, expert)))
 
     def _stacked(self, shard: Shard, at: str, moe_layer: int) -> None:
-        moe, hidden = self._plan.config.moe, self._plan.config.hidden_size
+        moe, hidden = self.plan.config.moe, self.plan.config.hidden_size
         assert moe is not None
         count, biased = moe.num_experts, {"gate_up_proj_bias": 2 * moe.expert_size, "down_proj_bias": hidden}
         for name, length in biased.items() if moe.bias else ():
@@ -141,19 +145,19 @@ class Checkpoint:
             shard.pieces.append(partial(_zeros, place, 2 * count * length))
         stacks = [
             (shard.add(at + name + t.suffix, t.dtype, (count, *t.shape)), t)
-            for name, tensors in self._matrices(moe_layer)
+            for name, tensors in self.matrices(moe_layer)
             for t in tensors
         ]
         for expert in range(count):
             mine = [(start + expert * t.num_bytes, t) for start, t in stacks]
-            shard.pieces.append(partial(self._make, mine, (moe_layer, expert)))
+            shard.pieces.append(partial(self.make, mine, (moe_layer, expert)))
 
-    def _make(self, tensors: list[tuple[int, Tensor]], where: tuple[int, int]) -> Pieces:
-        window = self._noise.window((self._plan.seed, *where))
+    def make(self, tensors: list[tuple[int, Tensor]], where: tuple[int, int]) -> Pieces:
+        window = self._noise.window((self.plan.seed, *where))
         return [(at, tensor.make(window)) for at, tensor in tensors]
 
 
-def _cuts(count: int) -> list[slice]:
+def cuts(count: int) -> list[slice]:
     return [slice(at, min(at + ROWS, count)) for at in range(0, count, ROWS)]
 
 

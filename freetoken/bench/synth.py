@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from freetoken.bench import _synth_measure, _synth_shapes, _synth_text
+from freetoken.bench import _synth_gguf, _synth_measure, _synth_shapes, _synth_text
 from freetoken.bench import _synth_weights as weights
 from freetoken.bench._report import Report, add_report_arguments
-from freetoken.bench._synth_files import Shard, write_index, write_shards
+from freetoken.bench._synth_files import Shard, write_files, write_index, write_shards
 from freetoken.bench._synth_write import Checkpoint, amplitudes, coding_of
 from freetoken.core.errors import CapacityError, ConfigError
 from freetoken.core.units import format_bytes
@@ -27,7 +27,7 @@ from freetoken.engine.survey import find_family
 from freetoken.models._family import DecoderFamily
 
 HELP = "write a large synthetic checkpoint: any supported geometry, depth and format of experts"
-EPILOG_SIZES = "30 GB take about 20 s on 16 cores; --tiny is 20 MB and takes a second."
+EPILOG_SIZES = "30 GB take about 20 s on 16 cores; --tiny is 30 MB and takes a second."
 WORDS, TINY_WORDS = 32768, 1024
 MEASURED_LAYERS = 4
 PROMPT, DECODED = 512, 256
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", metavar="NAME",
         help=f"of experts: {' '.join(_synth_shapes.FORMATS)} (default: the geometry's own)",
     )  # fmt: skip
+    add("--gguf", metavar="FILE", help="write the same numbers as a GGUF file, too (qwen3-30b-a3b in bf16)")
     add("--tiny", action="store_true", help="the same kind of model in a few megabytes")
     add("--seed", type=int, default=1, help="another seed is another model, and another walk")
     add("--drift", type=float, metavar="SHARE", help="how much of a router's choice the layer before decides")
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     coding = coding_of(recipe, fmt)
     if coding.quantization:
         raw["quantization_config"] = coding.quantization
+    if args.gguf:
+        _synth_gguf.check(raw)
     family = find_family(raw["model_type"])
     config = family.read_config(raw)
     norm_one = 1.0 - family.norm_offset if isinstance(family, DecoderFamily) else 1.0
@@ -77,8 +80,13 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     walk = _synth_text.write_text_side(out, words, config.vocab_size, args.seed)
-    shards = Checkpoint(recipe, coding, plan, sizes).shards(walk)
+    made = Checkpoint(recipe, coding, plan, sizes)
+    shards = made.shards(walk)
     _write(out, shards, raw, args, report)
+    if args.gguf:
+        file = _synth_gguf.gguf_file(made, walk, out, raw)
+        _room_for(file.num_bytes, Path(args.gguf).absolute().parent)
+        write_files([(Path(args.gguf), file)], _threads(args), _progress(file.num_bytes, report))
     took = time.perf_counter() - began
     total = sum(shard.num_bytes for shard in shards)
     row: dict[str, Any] = {"geometry": args.geometry, "format": fmt, "layers": config.num_layers}
@@ -111,22 +119,34 @@ def _write(
 ) -> None:
     """Write shards, then the index, and config.json last: what is cut short is no checkpoint."""
     total = sum(shard.num_bytes for shard in shards)
-    free = shutil.disk_usage(out).free
-    if total + _SPARE > free:
+    _room_for(total, out)
+    weight_map = write_shards(out, list(shards), _threads(args), _progress(total, report))
+    report.progress("")
+    write_index(out, weight_map, total)
+    (out / "config.json").write_text(json.dumps(raw, indent=1), "utf-8")
+
+
+def _threads(args: argparse.Namespace) -> int:
+    return int(args.threads or os.cpu_count() or 1)
+
+
+def _room_for(num_bytes: int, where: Path) -> None:
+    free = shutil.disk_usage(where).free
+    if num_bytes + _SPARE > free:
         raise CapacityError(
-            f"The checkpoint takes {format_bytes(total)}, {out} has {format_bytes(free)} free.",
-            hint="Give fewer --layers, a narrower --format, or another --out.",
+            f"The checkpoint takes {format_bytes(num_bytes)}, {where} has {format_bytes(free)} free.",
+            hint="Give fewer --layers, a narrower --format, or another place.",
         )
+
+
+def _progress(total: int, report: Report) -> Callable[[int], None]:
     began = time.perf_counter()
 
     def note(done: int) -> None:
         rate = done / max(time.perf_counter() - began, 1e-3) / 1e9
         report.progress(f"{100 * done // total:3d} %  {done / 1e9:.1f} GB, {rate:.1f} GB/s")
 
-    weight_map = write_shards(out, list(shards), args.threads or os.cpu_count() or 1, note)
-    report.progress("")
-    write_index(out, weight_map, total)
-    (out / "config.json").write_text(json.dumps(raw, indent=1), "utf-8")
+    return note
 
 
 def _show(report: Report, row: dict[str, Any]) -> None:

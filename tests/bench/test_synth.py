@@ -8,10 +8,11 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+import torch
 
 from freetoken.bench import _synth_shapes, _synth_text, synth
 from freetoken.bench._engine import Driven
-from freetoken.bench._synth_measure import lru_misses, overlap
+from freetoken.bench._synth_measure import Watch, lru_misses, overlap
 from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.errors import CapacityError, ConfigError
 from freetoken.core.options import Options
@@ -53,28 +54,38 @@ def test_the_routing_that_came_out_is_measured_and_printed(tmp_path, capsys):
     assert not list((tmp_path / "m").glob(".measure*"))
 
 
-def test_an_expert_that_is_lost_moves_logprobs(tmp_path, capsys):
+def routed(path, prompt, tokens):
+    """int64 [tokens, k]: layer 1's experts of the rows that answer."""
+    built = build(Options(model=str(path), device="cpu", max_model_len=256))
+    watch = Watch(built.engine.runner.experts, [torch.zeros(16, 512)] * 3, 4)
+    built.engine.runner.experts = watch
+    with Driven(built) as engine:
+        engine.run(prompt, tokens)
+    return np.concatenate(watch.seen.ids[1])[len(prompt) - 1 :][:tokens]
+
+
+def test_an_expert_that_is_lost_moves_logprobs_where_it_was_routed(tmp_path, capsys):
     path = tmp_path / "m"
     run_bench(synth, "--out", path, "--tiny", "--layers", 3, "--no-measure")
     prompt = json.loads((path / "walk.json").read_text())["ids"][:40]
-    whole = logprobs(path, prompt, 24)[1]
+    whole, ids = logprobs(path, prompt, 24)[1], routed(path, prompt, 24)
     file = path / "model-00003-of-00004.safetensors"
-    moved = []
-    for expert in range(0, 16, 3):
+    kept, moved = file.read_bytes(), []
+    for expert in np.unique(ids)[:6]:
         entry = read_header(file)[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"]
-        kept = file.read_bytes()
         with file.open("r+b") as f:
             f.seek(entry.offset)
             f.write(bytes(entry.num_bytes))
-        moved.append(np.abs(logprobs(path, prompt, 24)[1] - whole).max())
+        change = np.abs(logprobs(path, prompt, 24)[1] - whole)
+        moved.append(change[(ids == expert).any(1)].max())
         file.write_bytes(kept)
-    assert np.median(moved) > 0.1 and max(moved) > 0.3, moved
+    assert np.quantile(moved, 0.25) > 0.02 and np.median(moved) > 0.08 and max(moved) > 0.3, moved
 
 
 def test_without_drift_the_next_router_is_foreseen(tmp_path, capsys):
     words = ("--tiny", "--layers", 2, "--drift", 0, "--json")
     run_bench(synth, "--out", tmp_path / "m", *words)
-    assert last_object(capsys)["rows"][0]["prediction_recall"] > 0.9
+    assert last_object(capsys)["rows"][0]["prediction_recall"] > 0.85
 
 
 def test_equal_seeds_write_equal_bytes_and_others_do_not(tmp_path, capsys):
@@ -130,3 +141,20 @@ def test_lru_and_overlap_count_as_defined():
     assert lru_misses(reads, 2, 0) == 5 / 6  # 0 1 | hit 1, 2 evicts 0 | 0 evicts 1, 1
     assert lru_misses(reads, 3, 1) == 1 / 4
     assert overlap(reads) == 0.5
+
+
+def test_the_gguf_file_holds_the_same_model(tmp_path, capsys):
+    words = ("--tiny", "--layers", 2, "--no-measure", "--gguf", tmp_path / "m.gguf")
+    run_bench(synth, "--out", tmp_path / "m", *words)
+    walk = json.loads((tmp_path / "m" / "walk.json").read_text())["ids"]
+    ids, plain = logprobs(tmp_path / "m", walk[:40])
+    also, other = logprobs(tmp_path / "m.gguf", walk[:40])
+    assert ids == also == walk[40:46] and np.allclose(plain, other, atol=1e-5)
+
+
+def test_gguf_is_for_what_it_can_say(tmp_path):
+    words = ("--tiny", "--gguf", tmp_path / "m.gguf", "--out", tmp_path / "m")
+    for more in (("--format", "fp8"), ("--geometry", "gpt-oss-120b")):
+        with pytest.raises(ConfigError):
+            run_bench(synth, *words, *more)
+    assert not (tmp_path / "m.gguf").exists() and not (tmp_path / "m").exists()
