@@ -34,6 +34,7 @@ from freetoken.chat.prompt_edit import Asked, Place, find_edit
 from freetoken.chat.prompt_history import PromptHistory
 from freetoken.chat.script import Script
 from freetoken.chat.tokenizer import Tokenizer
+from freetoken.core import env
 from freetoken.core.errors import BusyError, ConfigError, ContextLengthError, FreeTokenError, RequestError
 from freetoken.core.generate import GenerateParams, PrefixReport, Status, Thinking, Timing
 from freetoken.core.log import logger
@@ -161,7 +162,7 @@ class LLM:
             from freetoken.engine.build import build  # late: torch
 
             self._script, options = scripted(self.options)
-            built = build(options, note, early=early)
+            built = build(options, note, early=early, heat=env.home() / "heat" if early else None)
             built.engine.self_test()
             if taken := built.device.taken_bytes():
                 budget = format_bytes(built.engine.memory.budget_bytes)

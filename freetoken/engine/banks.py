@@ -15,9 +15,10 @@ from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import Device, ModelFamily
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.weights import WeightFormat
+from freetoken.engine.heat import Heat
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.bank import ExpertBank
-from freetoken.experts.loading import Deferred, Job, Loading, record_jobs
+from freetoken.experts.loading import Deferred, Job, Loading, hottest_first, record_jobs
 from freetoken.experts.record import RecordLayout
 from freetoken.quant import _reading as formats
 from freetoken.weights.ftw_index import INDEX_NAME, Index
@@ -71,7 +72,10 @@ def _keep(memory: Tensor) -> int:
 
 
 class Filling:
-    """A bank on its way to be full."""
+    """A bank on its way to be full.
+
+    heat   what earlier starts were asked for first is read first, and this one's is kept
+    """
 
     def __init__(
         self,
@@ -80,8 +84,9 @@ class Filling:
         checkpoint: Checkpoint,
         bank: ExpertBank,
         device: Device,
+        heat: Heat | None = None,
     ) -> None:
-        self.bank = bank
+        self.bank, self._heat = bank, heat
         self._family, self._config, self._checkpoint = family, config, checkpoint
         self._device = device
         self._loading: Loading | None = None
@@ -106,6 +111,8 @@ class Filling:
             missing -= set(range(job.first, job.first + job.count))
         if missing:
             raise WeightsError(f"{len(missing)} experts are missing.", code="missing_experts")
+        if self._heat is not None:
+            jobs = hottest_first(jobs, self._heat.read())
         self.bank.fills = True
         self._loading = Loading(
             self.bank,
@@ -142,6 +149,8 @@ class Filling:
 
     def _ended(self, error: Exception | None) -> None:
         self._checkpoint.close()
+        if error is None and self._heat is not None and self.bank.arrivals.asked:
+            self._heat.write(self.bank.arrivals.asked)
         if error is None and self._device.in_host_memory:
             threading.Thread(target=self._gather, name="freetoken-gather", daemon=True).start()
 

@@ -37,6 +37,7 @@ from freetoken.engine.banks import Filling, make_bank
 from freetoken.engine.cold import ColdTier
 from freetoken.engine.disk import DiskTier, fingerprint
 from freetoken.engine.engine import Engine
+from freetoken.engine.heat import Heat
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Facts, Plan, make_plan
 from freetoken.engine.reuse import Reuse
@@ -144,12 +145,14 @@ def build(
     early: bool = False,
     files: Files | None = None,
     device: Device | None = None,
+    heat: Path | None = None,
 ) -> Built:
     """Load a model: ConfigError, WeightsError or CapacityError before anything large is allocated.
 
     early   return while experts are still being read: a step waits for those that it needs
     files   how the checkpoint's bytes are read (default: past the page cache, unless they lie in it)
     device  where to compute (default: what the options say)
+    heat    a folder in which it is kept which experts are asked for first; the next start reads them first
     """
     progress("reading headers", 0)
     path = Path(options.model) if options.model else DEMO_MODEL
@@ -160,10 +163,7 @@ def build(
     facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
     plan = make_plan(options, facts)
     torch.set_num_threads(_threads(options, facts))
-    filling = None
-    if parts.formats and parts.config.moe is not None:
-        bank = make_bank(parts.config, parts.formats, checkpoint.records)
-        filling = Filling(parts.family, parts.config, checkpoint, bank, parts.device)
+    filling = _filling(parts, heat)
     try:
         engine = _engine(parts, plan, facts, filling)
         if filling is None:
@@ -177,6 +177,17 @@ def build(
     progress("ready", 100)
     defaults = _generation_defaults(checkpoint.generation)
     return Built(engine, codec, parts.config, parts.device, defaults, filling)
+
+
+def _filling(parts: Parts, folder: Path | None) -> Filling | None:
+    """The empty bank and who will fill it; None for a model without routed experts."""
+    checkpoint = parts.checkpoint
+    if not parts.formats or parts.config.moe is None:
+        return None
+    bank, heat = make_bank(parts.config, parts.formats, checkpoint.records), None
+    if folder is not None:
+        heat = Heat(folder, fingerprint(checkpoint.path), bank.num_layers * bank.num_experts)
+    return Filling(parts.family, parts.config, checkpoint, bank, parts.device, heat)
 
 
 def _codec(options: Options, checkpoint: Checkpoint) -> ChatCodec:

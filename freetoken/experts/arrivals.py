@@ -12,12 +12,16 @@ from collections.abc import Iterable
 
 
 class Arrivals:
-    """Records 0 .. count - 1. `complete` never becomes False again; `error` ends every wait."""
+    """Records 0 .. count - 1. `complete` never becomes False again; `error` ends every wait.
+
+    asked   the records that were asked for before all were there, in the order of first asking
+    """
 
     def __init__(self, count: int) -> None:
         self.complete = count == 0
         self.error: Exception | None = None
         self.num_there = 0
+        self.asked: dict[int, None] = {}
         self._there = bytearray(count)
         self._wanted: dict[int, None] = {}
         self._changed = threading.Condition()
@@ -46,10 +50,10 @@ class Arrivals:
 
     def require(self, records: Iterable[int]) -> None:
         """Wait until all of `records` are there; raises what ended the loading, if they aren't."""
-        absent = [i for i in records if not self._there[i]]
-        if not absent:
-            return
+        wanted = list(records)
         with self._changed:
+            self.asked.update(dict.fromkeys(wanted))
+            absent = [i for i in wanted if not self._there[i]]
             self._wanted.update(dict.fromkeys(absent))
             while not all(self._there[i] for i in absent):
                 if self.error is not None:

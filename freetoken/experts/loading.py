@@ -141,6 +141,16 @@ class Loading:
             self.bank.address(layer, self._pin)
 
 
+def hottest_first(jobs: Sequence[Job], order: Sequence[int]) -> list[Job]:
+    """Jobs in the order of the hottest record that each brings; those without one follow as they were."""
+    place = {record: i for i, record in enumerate(order)}
+
+    def heat(job: Job) -> int:
+        return min(place.get(record, len(place)) for record in range(job.first, job.first + job.count))
+
+    return sorted(jobs, key=heat)
+
+
 def record_jobs(bank: ExpertBank, index: Index, directory: Path, files: Files) -> list[Job]:
     """Jobs that read an FTW directory's records, each checked against its checksum."""
     jobs = []
