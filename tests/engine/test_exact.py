@@ -7,6 +7,8 @@ import pytest
 from .served import Trace, alone, serve, text_ids
 
 PROMPT = 70
+TOKENS_PAST_A_PAGE = 14
+"""Behind 40: three prompts fill nine pages of 16, and all three want a tenth."""
 
 
 @cache
@@ -40,9 +42,9 @@ def test_company_changes_no_bit(run_ahead):
 def test_preemption_changes_no_bit():
     served = serve(exact=True, device="cpu", moe_backend="fused", num_tokens=144, max_model_len=144)
     for seed in (1, 2, 3):
-        served.submit(f"r{seed}", text_ids(served.built, seed, 40), tokens=30)
+        served.submit(f"r{seed}", text_ids(served.built, seed, 40), tokens=TOKENS_PAST_A_PAGE)
     served.run()
     served.close()
     assert served.engine.stats.preemptions > 0
     for seed in (1, 2, 3):
-        assert served.trace(f"r{seed}") == oracle(seed, 40, 30)
+        assert served.trace(f"r{seed}") == oracle(seed, 40, TOKENS_PAST_A_PAGE)

@@ -88,18 +88,27 @@ def budgets(served: Served) -> tuple[int, int, int, int]:
     return fixed, sizes.page_bytes, 26, 44
 
 
-def real_crowd(kind: str, folder: Path, seed: int, sessions: int = 64) -> RealCrowd:
-    family, overrides, wishes = KINDS[kind]
+def write_model(kind: str, folder: Path) -> str:
+    """A tiny checkpoint of a kind with the demo model's text side; returns its folder."""
+    family, overrides, _ = KINDS[kind]
     checkpoints.write_tiny(folder, family, overrides)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(DEMO_MODEL / name, folder / name)
-    wishes = wishes | {"moe_backend": ("offload", "hybrid")[seed // 2 % 2], "run_ahead": bool(seed % 2)}
-    served = serve(**TIGHT, **wishes, sim_seed=seed, model=str(folder))
+    return str(folder)
+
+
+def real_crowd(kind: str, folder: Path, seed: int, sessions: int = 64) -> RealCrowd:
+    model = write_model(kind, folder)
+    wishes = KINDS[kind][2] | {
+        "moe_backend": ("offload", "hybrid")[seed // 2 % 2],
+        "run_ahead": bool(seed % 2),
+    }
+    served = serve(**TIGHT, **wishes, sim_seed=seed, model=model)
     habits = Habits(
         IDS, (34, 6), longest=96, tokens=TOKENS, budgets=budgets(served), resizing=0.2, ebbing=0.05,
         aborting=0.15, sessions=sessions,
     )  # fmt: skip
-    return RealCrowd(served.engine, habits, seed, oracle=serve(**COLD, model=str(folder)))
+    return RealCrowd(served.engine, habits, seed, oracle=serve(**COLD, model=model))
 
 
 LONG = [pytest.param(2500, 64, s, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]) for s in range(4)]

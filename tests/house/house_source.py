@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,8 +71,12 @@ class Source:
     def is_kernel(self) -> bool:
         return self.room == "kernels"
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
+
     def walk(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+        return iter(self.nodes)
 
     def at(self, node: ast.AST) -> str:
         return f"freetoken/{self.name}:{getattr(node, 'lineno', 1)}"
@@ -96,10 +100,13 @@ class Source:
         return ".".join([*parts, node.module] if node.module else parts)
 
 
-def sources() -> list[Source]:
-    return [Source(p) for p in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in p.parts]
+@cache
+def sources() -> tuple[Source, ...]:
+    """All of the package's files, read and parsed once for all tests."""
+    return tuple(Source(p) for p in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in p.parts)
 
 
+@cache
 def modules() -> dict[str, Source]:
     return {s.module: s for s in sources()}
 

@@ -66,16 +66,34 @@ def oracle(model: Any, spoken: list[tuple[int, list[int]]]) -> Tensor:
     return torch.cat([checkpoints.oracle_logits(model, ids)[0][n - 1 :] for n, ids in spoken])
 
 
+@pytest.fixture(scope="module")
+def both(reference: dict[torch.dtype, Any], spoken: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
+    """The reference's logits in bf16 and in float32."""
+    bf16, float32 = (oracle(reference[t], spoken) for t in (torch.bfloat16, torch.float32))
+    return bf16, float32
+
+
 def ours(runner: Runner, spoken: list[tuple[int, list[int]]], *, by_token: bool) -> Tensor:
-    sizes = ([n] + [1] * (len(ids) - n) if by_token else [] for n, ids in spoken)
-    return torch.cat([runner.run(ids, size)[n - 1 :] for (n, ids), size in zip(spoken, sizes, strict=True)])
+    """By token, all answers grow side by side, as running requests do."""
+    if not by_token:
+        return torch.cat([runner.run(ids)[n - 1 :] for n, ids in spoken])
+    seqs = [runner.add(len(ids)) for _, ids in spoken]
+    for seq, (n, ids) in zip(seqs, spoken, strict=True):
+        runner.step([(seq, ids[:n])])
+    while alive := [
+        (seq, [ids[seq.num_computed]])
+        for seq, (_, ids) in zip(seqs, spoken, strict=True)
+        if seq.num_computed < len(ids)
+    ]:
+        runner.step(alive)
+    return torch.cat([torch.cat(seq.logits)[n - 1 :] for seq, (n, _) in zip(seqs, spoken, strict=True)])
 
 
 @pytest.mark.parametrize("by_token", [False, True], ids=["whole", "by token"])
 def test_bf16_logits_stay_within_four_times_the_reference_noise(
-    reference: dict[torch.dtype, Any], spoken: list[tuple[int, list[int]]], by_token: bool
+    both: tuple[Tensor, Tensor], spoken: list[tuple[int, list[int]]], by_token: bool
 ) -> None:
-    theirs, truth = (oracle(reference[t], spoken) for t in (torch.bfloat16, torch.float32))
+    theirs, truth = both
     runner = Runner(
         qwen3_5_moe.FAMILY,
         DEMO,
@@ -98,9 +116,9 @@ def test_bf16_logits_stay_within_four_times_the_reference_noise(
 
 
 def test_float32_logits_equal_the_reference(
-    reference: dict[torch.dtype, Any], spoken: list[tuple[int, list[int]]]
+    both: tuple[Tensor, Tensor], spoken: list[tuple[int, list[int]]]
 ) -> None:
-    theirs = oracle(reference[torch.float32], spoken[:2])
+    theirs = both[1][: sum(len(ids) - n + 1 for n, ids in spoken[:2])]
     for exact in (False, True):
         runner = Runner(
             qwen3_5_moe.FAMILY, DEMO, exact=exact, page_size=16, num_pages=128, num_states=len(PROMPTS) + 1
