@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from freetoken import __version__
 from freetoken.cli._terminal import Terminal
-from freetoken.core import choices
+from freetoken.core import choices, env
 from freetoken.core.errors import CapacityError, ConfigError, FreeTokenError, nearest
 
 PACKAGE = "freetoken.cli"
@@ -110,6 +110,7 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
+    env.let_openmp_sleep()
     try:
         return _run(args)
     except SystemExit as done:  # argparse has printed a help page

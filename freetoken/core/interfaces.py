@@ -417,8 +417,8 @@ class Model(abc.ABC):
         """Norm, dense MLP and residual of a layer without experts."""
 
     @abc.abstractmethod
-    def head(self, h: Tensor, rows: Tensor) -> Tensor:
-        """float32 [R, V] logits of the given rows."""
+    def head(self, h: Tensor, rows: Tensor | None) -> Tensor:
+        """float32 [R, V] logits of the given rows, or of all of them."""
 
     def forward(self, batch: Batch, experts: ExpertBackend) -> Tensor:
         """Run all layers of a batch: float32 [R, V] logits of `batch.logit_rows`."""
@@ -427,7 +427,10 @@ class Model(abc.ABC):
 
     def hidden(self, batch: Batch, experts: ExpertBackend) -> Tensor:
         """The hidden state [T, H] of a batch after all layers."""
-        h = self.embed(batch)
+        return self.mixed(self.embed(batch), batch, experts)
+
+    def mixed(self, h: Tensor, batch: Batch, experts: ExpertBackend) -> Tensor:
+        """The embedded tokens h [T, H] after all layers."""
         with_experts = self.config.moe_layers
         for layer, moe_layer in enumerate(self.config.moe_layer_of):
             h = self.mix(layer, h, batch)

@@ -33,6 +33,7 @@ from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options
 from freetoken.core.prefix import PrefixCache
 from freetoken.core.units import MIB
+from freetoken.engine import programs
 from freetoken.engine.banks import Filling, make_bank
 from freetoken.engine.cold import ColdTier
 from freetoken.engine.disk import DiskTier, fingerprint
@@ -46,9 +47,11 @@ from freetoken.engine.sampler import Sampler
 from freetoken.engine.scheduler import Limits, Scheduler
 from freetoken.engine.states import StateMover
 from freetoken.engine.survey import Parts, Progress, check_kv_dtype, gather_facts, survey
+from freetoken.engine.threads import ThreadTrial, candidates
 from freetoken.experts.backends._none import NoExperts
 from freetoken.experts.setup import ExpertSetup
-from freetoken.native.topology import default_threads
+from freetoken.native.library import library
+from freetoken.native.topology import default_threads, quota
 from freetoken.weights.files import Files
 from freetoken.weights.load import Checkpoint, open_checkpoint
 from freetoken.weights.read_ahead import ReadAhead
@@ -205,10 +208,20 @@ def _threads(options: Options, facts: Facts) -> int:
     return 1 if model_bytes < SMALL_MODEL_BYTES else min(psutil.cpu_count(logical=False) or 1, _usable_cpus())
 
 
+def _thread_trial(parts: Parts, facts: Facts) -> ThreadTrial | None:
+    """Find the number of threads by steps, where the CPU alone computes and nobody has said it."""
+    lib = library()
+    if lib is None or parts.options.moe_cpu_threads or not programs.supported(parts.device):
+        return None
+    if _threads(parts.options, facts) == 1:
+        return None
+    return ThreadTrial(candidates(min(default_threads(), _usable_cpus())), lib.start)
+
+
 def _usable_cpus() -> int:
     """CPUs that this process may run on; a container or taskset may allow few of the machine's."""
     if sys.platform == "linux":
-        return len(psutil.Process().cpu_affinity())
+        return min(len(psutil.Process().cpu_affinity()), quota())
     return psutil.cpu_count() or 1
 
 
@@ -259,7 +272,7 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
             filling.wait(lambda percent: parts.progress("reading experts", 10 + 80 * percent // 100))
     experts = _experts(parts, plan, filling)
     sampler = Sampler(plan.max_running + 1, device.torch_device)
-    runner = Runner(model, experts, device, sampler)
+    runner = Runner(model, experts, device, sampler, _thread_trial(parts, facts))
     max_pages = plan.max_model_len // plan.page_size + 2
     runner.reserve(plan.max_running, plan.chunk_tokens, max_pages, plan.page_size)
 

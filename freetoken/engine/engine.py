@@ -324,7 +324,7 @@ class Engine:
         seconds = now - max(flight.started_s, self._collected_s)
         self._collected_s = now
         self.stats.note_step(seconds, count)
-        self.runner.experts.end_step(seconds)
+        self.runner.end_step(seconds)
 
     def _deliver(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
         if not accepts(request, token_id, self.eos_ids):

@@ -15,8 +15,11 @@ from torch import Tensor
 from freetoken.core.batch import Batch, BatchBuffers, Segment
 from freetoken.core.interfaces import Device, ExpertBackend, Model
 from freetoken.core.request import TokenLogprob
+from freetoken.engine import programs
 from freetoken.engine.graphs import DecodeGraphs
+from freetoken.engine.programs import DecodePrograms
 from freetoken.engine.sampler import Draw, Sampled, Sampler, upload
+from freetoken.engine.threads import ThreadTrial
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,19 @@ class Token:
 
 
 class Runner:
-    def __init__(self, model: Model, experts: ExpertBackend, device: Device, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: Model,
+        experts: ExpertBackend,
+        device: Device,
+        sampler: Sampler,
+        threads: ThreadTrial | None = None,
+    ) -> None:
         self.model, self.experts, self.device, self.sampler = model, experts, device, sampler
         self._buffers: dict[bool, BatchBuffers] = {}
         self._max_pages = self._page_size = 0
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: DecodeGraphs | DecodePrograms | None = None
+        self._threads, self._rows = threads, 0
 
     def reserve(self, max_running: int, max_rows: int, max_pages: int, page_size: int) -> None:
         """Allocate the fixed buffers: one set for decode, one for batches with prefill rows."""
@@ -56,6 +67,8 @@ class Runner:
         if self.device.captures:
             buffers = self._buffers[True]
             self._graphs = DecodeGraphs(self.model, self.experts, self.device, buffers, max_running)
+        elif programs.supported(self.device):
+            self._graphs = DecodePrograms(self.model, self.experts, self._buffers[True])
 
     def fill(self, segments: Sequence[Segment]) -> Batch:
         """Copy segments into the buffers of their phase; a batch lives until the next of its phase."""
@@ -73,7 +86,9 @@ class Runner:
     def launch(self, segments: Sequence[Segment]) -> Launched:
         """Enqueue a forward over `segments`."""
         with torch.inference_mode():
-            if self._graphs is not None and self._graphs.fits(segments):
+            alike = self._graphs is not None and self._graphs.fits(segments)
+            self._rows = len(segments) if alike else 0
+            if self._graphs is not None and alike:
                 return Launched(*self._graphs.launch(segments))
             batch = self.fill(segments)
             self.experts.wake()
@@ -85,6 +100,12 @@ class Runner:
             if len(rows) != logits.shape[0]:
                 logits = logits[upload(rows, logits.device)]
             return self.sampler.sample(logits, draws)
+
+    def end_step(self, seconds: float) -> None:
+        """The step launched last took so long."""
+        self.experts.end_step(seconds)
+        if self._threads is not None:
+            self._threads.note(self._rows, seconds)
 
     def collect(self, sampled: Sampled) -> list[Token]:
         """Wait for a step's tokens. The one place where the engine waits for the device."""

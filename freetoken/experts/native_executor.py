@@ -7,6 +7,7 @@ own part is torch, keeps torch on both sides.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,7 +21,8 @@ from freetoken.experts.abi import DTYPES, OK, POISONED, IoBlock
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.record import RecordLayout
 from freetoken.experts.setup import ExpertSetup
-from freetoken.native.library import GELU, GELU_TANH, RELU, SWIGLU, Layer, Moe, library
+from freetoken.native.library import GELU, GELU_TANH, RELU, SWIGLU, Layer, library
+from freetoken.native.ops import Experts, Moe
 
 DEADLINE_S = 10.0
 """A worker that answers nothing for so long is stuck: a chunk takes milliseconds."""
@@ -116,15 +118,18 @@ class NativeExecutor:
         head.reply.done = self._served
         return True
 
-    def run_layer(self, layer: int, x: Tensor, routing: Routing) -> tuple[Tensor, int]:
-        """All routed experts of a layer: float32 [T, H], and how many were visited. Errors as `serve`."""
+    def run_layer(self, layer: int, x: Tensor, routing: Routing) -> tuple[Tensor, Moe]:
+        """All routed experts of a layer: float32 [T, H], and the job, which says how many were visited.
+
+        Errors as `serve`.
+        """
         x, ids, weights = x.contiguous(), routing.ids.contiguous(), routing.weights.contiguous()
         y = torch.empty(x.shape, dtype=torch.float32)
         addresses = (t.data_ptr() for t in (x, ids, weights, y))
         job = Moe(*addresses, layer, DTYPES[x.dtype], *ids.shape)
-        if self._lib.run_layer(self._handle, job, int(self.deadline_s * 1000)) != OK:
-            raise self._too_late()
-        return y, int(job.visited)
+        whole = Experts(self._handle, ctypes.pointer(job), int(self.deadline_s * 1000))
+        self._lib.run(whole, self._too_late)
+        return y, job
 
     def _too_late(self) -> DeviceError:
         return DeviceError(

@@ -28,7 +28,7 @@ from freetoken.core.interfaces import (
     WeightSource,
 )
 from freetoken.core.model_config import ModelConfig
-from freetoken.kernels.gating import add_routed
+from freetoken.kernels.gating import add_routed, widen
 from freetoken.layers.embedding import Embedding
 from freetoken.layers.linear import stack
 from freetoken.layers.mlp import GatedMLP
@@ -195,6 +195,7 @@ class Decoder(Model):
         self._device.charge(*cost.dense_mlp(self.config, h.shape[0]))
         return mlp.add_to(h, self._norms[layer][1])
 
-    def head(self, h: Tensor, rows: Tensor) -> Tensor:
-        self._device.charge(*cost.head(self.config, rows.shape[0]))
-        return self._head.after(self._final_norm, h[rows]).float()
+    def head(self, h: Tensor, rows: Tensor | None) -> Tensor:
+        some = h if rows is None else h[rows]
+        self._device.charge(*cost.head(self.config, some.shape[0]))
+        return widen(self._head.after(self._final_norm, some))

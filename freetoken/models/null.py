@@ -61,8 +61,8 @@ class NullModel(Model):
     def dense(self, layer: int, h: Tensor) -> Tensor:
         return h
 
-    def head(self, h: Tensor, rows: Tensor) -> Tensor:
-        return self._logits.expand(len(rows), -1)
+    def head(self, h: Tensor, rows: Tensor | None) -> Tensor:
+        return self._logits.expand(len(h if rows is None else rows), -1)
 
 
 class NullFamily(ModelFamily):

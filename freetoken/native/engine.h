@@ -234,7 +234,7 @@ FT_INLINE void plain_dots(const T* const (&rows)[C], const float* x, int64_t xs,
   int64_t k = 0;
   for (; k + STEP <= width; k += STEP) {
     for (int c = 0; c < C; c++) {
-      const char* ahead = (const char*)(ADJACENT ? rows[0] + C * k + c * STEP : rows[c] + k) + AHEAD;
+      const char* ahead = (const char*)(ADJACENT ? rows[0] + C * k + c * STEP : rows[c] + k) + (C <= 2 && !ADJACENT ? ft_row_ahead : AHEAD);
       for (int b = 0; b < STEP * (int)sizeof(T); b += 64) FT_PREFETCH(ahead + b);
     }
     for (int v = 0; v < STEP; v += W)

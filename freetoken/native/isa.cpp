@@ -50,6 +50,11 @@ uint64_t xcr0() {
 #endif
 }
 
+bool made_by_amd() {  // "AuthenticAMD", in this order of registers
+  const Words w = cpuid(0, 0);
+  return w.b == 0x68747541 && w.d == 0x69746E65 && w.c == 0x444D4163;
+}
+
 bool bit(unsigned word, int n) { return word >> n & 1; }
 
 void add_x86(std::vector<const TierKernels*>& out) {
@@ -64,8 +69,15 @@ void add_x86(std::vector<const TierKernels*>& out) {
   out.push_back(&ft_avx512::kernels);
   if (seven.a >= 1 && bit(more.a, 5) && bit(seven.c, 11)) out.push_back(&ft_avx512_bf16::kernels);  // BF16, VNNI
 }
+#else
+bool made_by_amd() { return false; }
 #endif
 }  // namespace
+}  // namespace ft
+
+const int ft_row_ahead = ft::made_by_amd() ? 0 : 4096;
+
+namespace ft {
 
 const std::vector<const TierKernels*>& tiers() {
   static const std::vector<const TierKernels*> found = [] {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "isa.h"
+#include "matrix_api.h"
 #include "ops.h"
 #include "pieces.h"
 
@@ -31,6 +32,52 @@ int64_t size_of(int dtype) { return dtype == FT_F32 ? 4 : 2; }
 }  // namespace
 
 extern "C" {
+
+int64_t ft_program_run(int tier, const ft_step* steps, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    if (steps[i].run(tier, steps[i].job) != FT_OK) return i;
+  return -1;
+}
+
+int ft_product_run(int tier, const ft_product* j) {
+  return ft_linear(tier, j->dtype, j->x, j->norm, j->eps, j->w, j->bias, j->residual, j->y, j->rows, j->n, j->k);
+}
+
+int ft_coded_product_run(int tier, const ft_coded_product* j) {
+  return ft_coded_linear(tier, j->format, j->dtype, j->x, j->w, j->bias, j->y, j->rows, j->n, j->k);
+}
+
+int ft_experts_run(int, const ft_experts* job) {
+  return ft_executor_layer(job->executor, job->moe, job->deadline_ms);
+}
+
+int ft_gate_act_mul(int tier, const ft_act_mul* job) {
+  const TierOps& ops = *tier_at(tier)->ops;
+  for_each(job->rows, 0, job->rows * job->width * 8, [&](int64_t row, float*) { ops.act_mul(*job, row); });
+  return FT_OK;
+}
+
+int ft_gate_sigmoid_mul(int tier, const ft_sigmoid_mul* job) {
+  const TierOps& ops = *tier_at(tier)->ops;
+  const int64_t count = job->rows * job->heads;
+  for_each(count, 0, count * job->dim * 8,
+           [&](int64_t i, float*) { ops.sigmoid_mul(*job, i / job->heads, i % job->heads); });
+  return FT_OK;
+}
+
+int ft_gate_add_routed(int tier, const ft_add_routed* job) {
+  const TierOps& ops = *tier_at(tier)->ops;
+  for_each(job->rows, 0, job->rows * job->width * 8, [&](int64_t row, float*) { ops.add_routed(*job, row); });
+  return FT_OK;
+}
+
+int ft_gate_widen(int tier, const ft_widen* job) {
+  const TierKernels& kernels = *tier_at(tier);
+  for_each(job->rows, 0, job->rows * job->width * 2, [&](int64_t row, float*) {
+    kernels.widen(job->x, job->dtype, row * job->width, job->width, job->y + row * job->width);
+  });
+  return FT_OK;
+}
 
 int ft_norm_rows(int tier, const ft_norm* job) {
   const TierOps& ops = *tier_at(tier)->ops;

@@ -9,12 +9,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from freetoken.core import env
 from freetoken.core.errors import ConfigError, nearest
 from freetoken.core.log import logger
 from freetoken.native import ops
+from freetoken.native.program import Program, Tape, beyond
 from freetoken.native.topology import default_threads, worker_cpus
 
 _log = logger("native")
@@ -28,10 +32,6 @@ _U32, _U64, _I64, _F32, _PTR = (
     ctypes.c_float,
     ctypes.c_void_p,
 )
-
-
-LinearJob = tuple[int, int, int, float, int, int, int, int]
-"""dtype, then x, norm, eps, weights, bias, residual and y; 0 = without."""
 
 
 class Layer(ctypes.Structure):
@@ -73,23 +73,6 @@ class DeviceBlock(ctypes.Structure):
     ]
 
 
-class Moe(ctypes.Structure):
-    """`ft_moe`: the routed experts of one layer for some tokens."""
-
-    _fields_ = [
-        ("x", _PTR),
-        ("ids", _PTR),
-        ("weights", _PTR),
-        ("y", _PTR),
-        ("layer", _U32),
-        ("x_dtype", _U32),
-        ("tokens", _U32),
-        ("top_k", _U32),
-        ("visited", _U32),
-        ("reserved", _U32),
-    ]
-
-
 class Library:
     """The loaded library with one tier chosen. Every call releases the interpreter's lock."""
 
@@ -110,6 +93,7 @@ class Library:
         self._at = self.tiers.index(self.tier)
         self._jobs = {job: getattr(self._lib, name) for job, name in ops.JOBS.items()}
         self._started = False
+        self._local = threading.local()
 
     @property
     def threads(self) -> int:
@@ -134,11 +118,8 @@ class Library:
 
     def serve(self, executor: int, io: int, out: int, deadline_ms: int) -> int:
         """Answer the request in the IO block at `io`; a status of abi.h."""
+        self._unrecorded("an IO block")
         return int(self._lib.ft_executor_serve(executor, io, out, deadline_ms))
-
-    def run_layer(self, executor: int, job: Moe, deadline_ms: int) -> int:
-        """Compute all routed experts of a layer; a status of abi.h."""
-        return int(self._lib.ft_executor_layer(executor, ctypes.byref(job), deadline_ms))
 
     def free_executor(self, executor: int) -> None:
         self._lib.ft_executor_free(executor)
@@ -156,16 +137,40 @@ class Library:
     def free_poller(self, poller: int) -> None:
         self._lib.ft_poller_free(poller)
 
-    def linear(self, job: LinearJob, shape: tuple[int, int, int]) -> None:
-        """y = residual + (rms_norm(x) w^T + bias); shape is (rows, n, k)."""
+    def run(self, job: ctypes.Structure, failure: Callable[[], Exception] = beyond) -> None:
+        """Run a job of native/ops.py, and write it down if this thread records; raises `failure()`."""
         self._ready()
-        self._lib.ft_linear(self._at, *job, *shape)
+        call = self._jobs[type(job)]
+        if call(self._at, ctypes.byref(job)):
+            raise failure()
+        if self.tape is not None:
+            self.tape.add(call, job, failure)
 
-    def run(self, job: ctypes.Structure) -> None:
-        """Run a job of native/ops.py. IndexError if a position lies beyond its table."""
+    @property
+    def tape(self) -> Tape | None:
+        """What this thread's jobs are written to."""
+        found: Tape | None = getattr(self._local, "tape", None)
+        return found
+
+    @contextmanager
+    def recording(self, tape: Tape) -> Iterator[None]:
+        """Write this thread's jobs to `tape`."""
+        self._local.tape = tape
+        try:
+            yield
+        finally:
+            self._local.tape = None
+
+    def play(self, program: Program) -> None:
+        """Run all of a program's jobs in one call."""
         self._ready()
-        if self._jobs[type(job)](self._at, ctypes.byref(job)):
-            raise IndexError("a position lies beyond the table of angles or pages")
+        at = self._lib.ft_program_run(self._at, program.steps, len(program.steps))
+        if at >= 0:
+            raise program.failures[at]()
+
+    def _unrecorded(self, what: str) -> None:
+        if self.tape is not None:
+            self.tape.refuse(what)
 
     def _ready(self) -> None:
         """Nobody having said how many threads, the default ones."""
@@ -187,14 +192,14 @@ class Library:
         places   addresses of x [rows, k], W, bias [n] or 0, y [rows, n]
         shape    (rows, n, k)
         """
-        self._ready()
         format, dtype = kind
-        self._lib.ft_coded_linear(self._at, self.formats.index(format), dtype, *places, *shape)
+        self.run(ops.CodedProduct(*places, *shape, self.formats.index(format), dtype))
 
     def coded_numbers(
         self, format: str, places: tuple[int, int], shape: tuple[int, int], rows: tuple[int, int]
     ) -> None:
         """Rows [first, last) of a coded matrix as float32; places: addresses of W [n, k] and of the first."""
+        self._unrecorded("decoded rows")
         self._ready()
         self._lib.ft_coded_numbers(self._at, self.formats.index(format), *places, *shape, *rows)
 
@@ -266,7 +271,6 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_coded_numbers": (c_int, [c_int, c_int, _PTR, _PTR, _I64, _I64, _I64, _I64]),
         "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
         "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
-        "ft_executor_layer": (c_int, [_PTR, ctypes.POINTER(Moe), _U32]),
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _F32, *[_PTR] * 4, *[_I64] * 3]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),

@@ -25,6 +25,23 @@ FT_INLINE void put_one(void* p, int dtype, int64_t at, float v) {
   else if (dtype == FT_F16) ((uint16_t*)p)[at] = float_to_f16(v);
   else ((float*)p)[at] = v;
 }
+// W numbers, rounded as put_one does.
+#if defined(FT_AVX512)
+FT_INLINE void narrow_bf16(F v, uint16_t* to) {
+  const I top = _mm512_srli_epi32(_mm512_castps_si512(round_bf16(v)), 16);
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(top));
+}
+FT_INLINE void narrow_f16(F v, uint16_t* to) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph(v, 8)); }
+#elif defined(FT_AVX2)
+FT_INLINE void narrow_bf16(F v, uint16_t* to) {
+  const I top = _mm256_srli_epi32(_mm256_castps_si256(round_bf16(v)), 16);
+  _mm_storeu_si128((__m128i*)to, _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1)));
+}
+FT_INLINE void narrow_f16(F v, uint16_t* to) { _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph(v, 8)); }
+#else
+FT_INLINE void narrow_bf16(F v, uint16_t* to) { *to = float_to_bf16(v); }
+FT_INLINE void narrow_f16(F v, uint16_t* to) { *to = float_to_f16(v); }
+#endif
 FT_INLINE F rounded(F v, int dtype) {
   return dtype == FT_BF16 ? round_bf16(v) : dtype == FT_F16 ? round_f16(v) : v;
 }
@@ -33,7 +50,14 @@ static void put(void* p, int dtype, int64_t at, const float* from, int64_t n) {
     memcpy((float*)p + at, from, n * sizeof(float));
     return;
   }
-  for (int64_t i = 0; i < n; i++) put_one(p, dtype, at + i, from[i]);
+  uint16_t* to = (uint16_t*)p + at;
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    const F v = load(from + i);
+    if (dtype == FT_F16) narrow_f16(v, to + i);
+    else narrow_bf16(v, to + i);
+  }
+  for (; i < n; i++) put_one(p, dtype, at + i, from[i]);
 }
 FT_INLINE float sum_of_squares(const float* x, int64_t n) {
   F acc = zero();
@@ -335,6 +359,59 @@ static void delta(const ft_delta& j, int64_t row, int k_head, float* scratch) {
   }
 }
 
+// --- gates between products -------------------------------------------------------------------------
+
+constexpr int RUN = 256;  // numbers that one pass keeps on the stack
+// CALL(at, n) for runs of [0, width).
+#define FT_RUNS(width, CALL)                                \
+  for (int64_t at = 0; at < (width); at += RUN) {           \
+    const int n = (width) - at < RUN ? (int)((width) - at) : RUN; \
+    CALL                                                    \
+  }
+// n numbers as floats, zeros up to whole vectors.
+FT_INLINE void fetch(const void* p, int dtype, int64_t at, int n, float* to) {
+  widen(p, dtype, at, n, to);
+  for (int i = n; i % W; i++) to[i] = 0;
+}
+
+static void act_mul(const ft_act_mul& j, int64_t row) {
+  ft_layer kind{};
+  kind.activation = (uint32_t)j.activation, kind.alpha = 1.0f, kind.limit = __builtin_inff();
+  float g[RUN], u[RUN];
+  FT_RUNS(j.width, {
+    fetch(j.gate, j.dtype, row * j.gate_stride + at, n, g);
+    fetch(j.up, j.dtype, row * j.up_stride + at, n, u);
+    activate(kind, j.dtype, g, u, (int)ft_align(n, W));
+    put(j.y, j.dtype, row * j.width + at, g, n);
+  })
+}
+
+static void sigmoid_mul(const ft_sigmoid_mul& j, int64_t row, int64_t head) {
+  float x[RUN], g[RUN];
+  FT_RUNS(j.dim, {
+    fetch(j.x, j.dtype, row * j.x_row + head * j.x_head + at, n, x);
+    fetch(j.gate, j.dtype, row * j.gate_row + head * j.gate_head + at, n, g);
+    for (int i = 0; i < n; i += W) store(x + i, mul(load(x + i), sigmoid(load(g + i))));
+    put(j.y, j.dtype, (row * j.heads + head) * j.dim + at, x, n);
+  })
+}
+
+static void add_routed(const ft_add_routed& j, int64_t row) {
+  const F share = set1(j.shared ? scalar_sigmoid(one_of(j.gate, j.dtype, row * j.gate_row)) : 0.0f);
+  float sum[RUN], other[RUN];
+  FT_RUNS(j.width, {
+    const int64_t place = row * j.width + at;
+    fetch(j.routed, FT_F32, place, n, sum);
+    if (j.shared) {
+      fetch(j.shared, j.dtype, place, n, other);
+      for (int i = 0; i < n; i += W) store(sum + i, add(load(sum + i), mul(load(other + i), share)));
+    }
+    fetch(j.h, j.dtype, place, n, other);
+    for (int i = 0; i < n; i += W) store(sum + i, add(rounded(load(sum + i), j.dtype), load(other + i)));
+    put(j.y, j.dtype, place, sum, n);
+  })
+}
+
 // --- the choice of experts --------------------------------------------------------------------------
 
 static void route(const ft_route& j, float* logits, int64_t row) {
@@ -369,6 +446,6 @@ static void route(const ft_route& j, float* logits, int64_t row) {
 }
 
 extern const TierOps ops;
-const TierOps ops = {norm, rope, attend, merge, delta, route};
+const TierOps ops = {norm, rope, attend, merge, delta, act_mul, sigmoid_mul, add_routed, route};
 
 }  // namespace FT_NS

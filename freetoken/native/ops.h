@@ -19,6 +19,9 @@ struct TierOps {
   void (*attend)(const ft_attend&, int64_t seq, int kv_head, int64_t part, float* out, float* scratch);
   void (*merge)(const ft_attend&, int64_t seq, int kv_head, const float* parts, int64_t count);
   void (*delta)(const ft_delta&, int64_t row, int k_head, float* scratch);
+  void (*act_mul)(const ft_act_mul&, int64_t row);
+  void (*sigmoid_mul)(const ft_sigmoid_mul&, int64_t row, int64_t head);
+  void (*add_routed)(const ft_add_routed&, int64_t row);
   void (*route)(const ft_route&, float* logits, int64_t row);  // logits [rows, experts] are overwritten
 };
 inline int64_t rope_scratch(const ft_rope& j) { return 2ll * j.dim + 64; }

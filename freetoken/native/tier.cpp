@@ -46,7 +46,7 @@ static uint64_t read(const void* data, uint64_t num_bytes) {
   I acc[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
   for (; p < end; p += 256)
     for (int i = 0; i < 4; i++) {
-      FT_PREFETCH(p + AHEAD + 64 * i);
+      FT_PREFETCH(p + ft_row_ahead + 64 * i);
       acc[i] = _mm512_xor_si512(acc[i], _mm512_loadu_si512(p + 64 * i));
     }
   acc[0] = _mm512_xor_si512(_mm512_xor_si512(acc[0], acc[1]), _mm512_xor_si512(acc[2], acc[3]));
@@ -55,7 +55,7 @@ static uint64_t read(const void* data, uint64_t num_bytes) {
   I acc[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
   for (; p < end; p += 256)
     for (int i = 0; i < 8; i++) {
-      if (i % 2 == 0) FT_PREFETCH(p + AHEAD + 32 * i);
+      if (i % 2 == 0) FT_PREFETCH(p + ft_row_ahead + 32 * i);
       acc[i % 4] = _mm256_xor_si256(acc[i % 4], _mm256_loadu_si256((const I*)(p + 32 * i)));
     }
   acc[0] = _mm256_xor_si256(_mm256_xor_si256(acc[0], acc[1]), _mm256_xor_si256(acc[2], acc[3]));
@@ -63,7 +63,7 @@ static uint64_t read(const void* data, uint64_t num_bytes) {
 #else
   uint64_t acc[4] = {0, 0, 0, 0};
   for (; p < end; p += 256) {
-    FT_PREFETCH(p + AHEAD);
+    FT_PREFETCH(p + ft_row_ahead);
     for (int i = 0; i < 32; i++) {
       uint64_t word;
       memcpy(&word, p + 8 * i, 8);

@@ -1,7 +1,7 @@
-"""Which CPUs workers may use: one per physical core, inside this process's affinity mask.
+"""Which CPUs workers may use: one per physical core, inside this process's affinity mask and its quota.
 
-Reads Linux's /sys; elsewhere it falls back to counts. Pure integers, no torch. Invariant: every CPU named
-is one that the process may run on, and no two of them share a core.
+Reads Linux's /sys and control groups; elsewhere it falls back to counts. Pure integers, no torch. Invariant:
+every CPU named is one that the process may run on, and no two of them share a core.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 _SYS = Path("/sys/devices/system/cpu")
+_GROUPS = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 20
 ROOM_FROM = 6
 """From this many cores on, one is left to the server and the desktop."""
 
@@ -38,8 +40,42 @@ def worker_cpus(sys_cpu: Path = _SYS, allowed: list[int] | None = None) -> list[
 def default_threads(cores: int | None = None) -> int:
     """Threads of the CPU branch, the engine's own among them: all of a few cores, all but one of many."""
     if cores is None:
-        cores = len(worker_cpus()) or os.cpu_count() or 1
+        cores = min(len(worker_cpus()) or os.cpu_count() or 1, quota())
     return cores if cores < ROOM_FROM else cores - 1
+
+
+def quota(groups: Path = _GROUPS, member: Path = Path("/proc/self/cgroup")) -> int:
+    """Whole CPUs' worth of time that control groups allow this process; UNLIMITED if they don't say.
+
+    More threads than that are stopped for the rest of a period, in the middle of a step.
+    """
+    try:
+        lines = member.read_text().splitlines()
+    except OSError:
+        return UNLIMITED
+    least = float(UNLIMITED)
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = groups / controllers if controllers else groups
+        for folder in (root / path.strip("/"), *(root / path.strip("/")).parents):
+            if folder != root and root not in folder.parents:
+                break
+            least = min(least, _limit(folder))
+    return max(1, int(least))
+
+
+def _limit(folder: Path) -> float:
+    """CPUs that one control group allows: version 2's `cpu.max`, or version 1's two files."""
+    try:
+        if (folder / "cpu.max").exists():
+            limit, period = (folder / "cpu.max").read_text().split()
+        else:
+            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(limit) / int(period) if int(limit) > 0 else UNLIMITED
+    except (OSError, ValueError, ZeroDivisionError):  # "max", or no such file
+        return UNLIMITED
 
 
 def nodes(sys_node: Path = Path("/sys/devices/system/node")) -> list[list[int]]:

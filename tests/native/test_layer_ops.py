@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import freetoken
-from freetoken.kernels import attention, delta_decode, norm_linear, rms_norm, rope_store, router
+from freetoken.kernels import attention, delta_decode, gating, norm_linear, rms_norm, rope_store, router
 from freetoken.kernels.linear import native as native_linear
 from freetoken.kernels.linear import reference as plain_linear
 from freetoken.native import ops
@@ -193,13 +194,48 @@ def test_one_token_of_gated_delta(dtype, data):
     assert torch.equal(windows[:, 0], before[0][:, 0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=15)
+@given(rows=st.integers(1, 70), width=st.integers(1, 600), kind=st.sampled_from(sorted(gating.native.KINDS)))
+def test_gated_products(dtype, rows, width, kind):
+    both = drawn(rows, 2 * width + 3, dtype=dtype)
+    gate, up = both[:, :width], both[:, width : 2 * width]
+    (out,) = on_threads(lambda: [gating.native.act_mul(kind, gate, up)])
+    near(out, gating.reference.act_mul(kind, gate, up), dtype)
+    assert torch.equal(gating.native.act_mul(kind, gate[-1:], up[-1:]), out[-1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=15)
+@given(rows=st.integers(1, 40), heads=st.integers(1, 5), dim=st.integers(1, 300))
+def test_sigmoid_gates_of_heads(dtype, rows, heads, dim):
+    both = drawn(rows, heads * 2 * dim + 5, dtype=dtype)[:, :-5].unflatten(-1, (heads, 2 * dim))
+    x, gate = drawn(rows, heads, dim, dtype=dtype), both[..., dim:]
+    (out,) = on_threads(lambda: [gating.native.sigmoid_mul(x, gate)])
+    near(out, gating.reference.sigmoid_mul(x, gate), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=15)
+@given(rows=st.integers(1, 70), width=st.integers(1, 600), shared=st.booleans())
+def test_routed_sums_join_the_residual(dtype, rows, width, shared):
+    h, routed = drawn(rows, width, dtype=dtype) * 3, drawn(rows, width, seed=1)
+    extra = (drawn(rows, width, dtype=dtype, seed=2), drawn(rows, 7, dtype=dtype)[:, 2:3]) if shared else None
+    (out,) = on_threads(lambda: [gating.native.add_routed(h, routed, extra)])
+    want = gating.reference.add_routed(h, routed, extra)
+    near(out, want, dtype)
+    assert shared or torch.equal(out, want)
+    assert torch.equal(gating.native.widen(h), h.float())
+
+
 def test_jobs_lie_in_memory_as_the_header_says(tmp_path: Path):
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no compiler")
     lines = []
-    for job in ops.JOBS:
-        name = f"ft_{job.__name__.lower()}"
+    jobs = [*ops.JOBS, ops.Moe, ops.Step]
+    for job in jobs:
+        name = "ft" + re.sub("([A-Z])", r"_\1", job.__name__).lower()
         lines.append(f'std::printf("%zu ", sizeof({name}));')
         lines += [f'std::printf("%zu ", offsetof({name}, {field[0]}));' for field in job._fields_]
     header = Path(freetoken.__file__).parent / "native" / "layer.h"
@@ -208,6 +244,6 @@ def test_jobs_lie_in_memory_as_the_header_says(tmp_path: Path):
     subprocess.run([compiler, "-std=c++20", "sizes.cpp", "-o", "sizes"], cwd=tmp_path, check=True)
     said = subprocess.run([str(tmp_path / "sizes")], capture_output=True, text=True, check=True).stdout
     want = []
-    for job in ops.JOBS:
+    for job in jobs:
         want += [ctypes.sizeof(job), *(getattr(job, field[0]).offset for field in job._fields_)]
     assert [int(n) for n in said.split()] == want

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freetoken.native.topology import allowed_cpus, default_threads, nodes, worker_cpus
+import pytest
+
+from freetoken.native.topology import UNLIMITED, allowed_cpus, default_threads, nodes, quota, worker_cpus
 
 
 def tree(root: Path, siblings: list[str], atoms: str = "") -> Path:
@@ -48,3 +50,46 @@ def test_memory_nodes_with_gaps(tmp_path):
         (tmp_path / f"node{number}" / "cpulist").write_text(text)
     assert nodes(tmp_path) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert nodes(tmp_path / "none") == [allowed_cpus()]
+
+
+def group(root: Path, path: str, **files: str) -> None:
+    folder = root / path
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("limits", "cpus"),
+    [
+        ({"": "max 100000"}, UNLIMITED),
+        ({"": "150000 100000"}, 1),
+        ({"a/b": "400000 100000", "a": "250000 100000"}, 2),
+        ({"a/b": "max 100000", "a": "800000 100000"}, 8),
+        ({"a/b": "5000 100000"}, 1),
+        ({"a/b": "nonsense"}, UNLIMITED),
+        ({"elsewhere": "100000 100000"}, UNLIMITED),
+    ],
+)
+def test_a_quota_of_any_group_above_limits_the_threads(tmp_path, limits, cpus):
+    for path, text in limits.items():
+        group(tmp_path / "fs", path, cpu__max=text)
+    (tmp_path / "self").write_text("0::/a/b\n")
+    assert quota(tmp_path / "fs", tmp_path / "self") == cpus
+
+
+def test_the_older_kind_of_groups_has_a_tree_for_each_controller(tmp_path):
+    fs = tmp_path / "fs"
+    group(fs, "cpu,cpuacct/box", cpu__cfs_quota_us="300000", cpu__cfs_period_us="100000")
+    group(fs, "cpu,cpuacct", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    group(fs, "memory/box", cpu__cfs_quota_us="100000", cpu__cfs_period_us="100000")
+    (tmp_path / "self").write_text("4:memory:/box\n3:cpu,cpuacct:/box\nbroken\n")
+    assert quota(fs, tmp_path / "self") == 3
+    assert quota(fs, tmp_path / "nowhere") == UNLIMITED
+
+
+def test_one_cpu_of_many_and_cpus_that_are_gone(tmp_path):
+    cpu = tree(tmp_path, ["0,2", "1,3", "0,2", "1,3"])
+    assert worker_cpus(cpu, [3]) == [3]
+    (cpu / "cpu1" / "topology" / "thread_siblings_list").unlink()  # offline: nothing is said of it
+    assert worker_cpus(cpu, [0, 2, 3]) == [0, 3]

@@ -6,6 +6,8 @@ through the page that device and host share.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from freetoken.core.batch import Batch
@@ -16,6 +18,9 @@ from freetoken.experts.host_branch import HostBranch, HostJob
 from freetoken.experts.native_executor import NativeExecutor, native_layers
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.work import LayerWork
+from freetoken.kernels.gating import add_routed
+from freetoken.native.library import library
+from freetoken.native.ops import Moe
 
 
 class CpuBackend(BaseBackend):
@@ -56,16 +61,32 @@ class WholeLayers(CpuBackend):
         if self.on_routing is not None:
             self.on_routing(layer, routing.ids)
         if not self.bank.arrivals.complete:
+            self._postpone()
             first = layer * self.bank.num_experts
             self.bank.require([first + int(e) for e in routing.ids.unique() if e >= 0])
-        self._y, experts = self._executor.run_layer(layer, x, routing)
-        self.stats.requests += experts
-        self._count(layer, experts)
+        self._y, job = self._executor.run_layer(layer, x, routing)
+        self._count_job(layer, job)
+        lib = library()
+        if lib is not None and lib.tape is not None:
+            lib.tape.afterwards(partial(self._count_job, layer, job))
+
+    def _count_job(self, layer: int, job: Moe) -> None:
+        self.stats.requests += job.visited
+        self._count(layer, job.visited)
+
+    @staticmethod
+    def _postpone() -> None:
+        lib = library()
+        if lib is not None and lib.tape is not None:
+            lib.tape.refuse("experts that are still arriving", final=False)
 
     def finish(self, layer: int) -> Tensor:
         y, self._y = self._y, None
         assert y is not None
         return y
+
+    def add(self, layer: int, h: Tensor) -> Tensor:
+        return add_routed(h, self.finish(layer))
 
     def close(self) -> None:
         self._executor.close()

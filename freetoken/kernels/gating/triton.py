@@ -114,6 +114,10 @@ def plan_add(h: Tensor, routed: Tensor, shared: tuple[Tensor, Tensor] | None, ou
     return [Launch(add_rows, (rows, -(-width // wide)), args, {"BC": wide}, warps=max(1, wide // 256))]
 
 
+def widen(x: Tensor) -> Tensor:
+    return reference.widen(x)
+
+
 def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")

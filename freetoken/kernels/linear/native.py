@@ -13,6 +13,7 @@ from torch import Tensor
 from freetoken.kernels._native import on_huge_pages
 from freetoken.kernels.linear import reference
 from freetoken.native.library import Library, library
+from freetoken.native.ops import Product
 
 RANK = 10
 MOST_ROWS = 16
@@ -73,6 +74,6 @@ def call(
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
     scale, eps = (norm[0].data_ptr(), norm[1]) if norm else (0, 0.0)
     given, added = (0 if t is None else t.data_ptr() for t in (bias, residual))
-    job = (_DTYPES[x.dtype], x.data_ptr(), scale, eps, weight.data_ptr(), given, added, y.data_ptr())
-    lib.linear(job, (x.shape[:-1].numel(), n, k))
+    places = (x.data_ptr(), scale, weight.data_ptr(), given, added, y.data_ptr())
+    lib.run(Product(*places, x.shape[:-1].numel(), n, k, eps, _DTYPES[x.dtype]))
     return y

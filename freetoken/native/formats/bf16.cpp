@@ -36,7 +36,7 @@ struct Pairs {
     int64_t k = 0;
     for (; k + 32 <= hidden; k += 32)
       for (int c = 0; c < 2 * C; c++) {
-        FT_PREFETCH((const char*)(rows[c] + k) + AHEAD);
+        FT_PREFETCH((const char*)(rows[c] + k) + (C == 1 ? ft_row_ahead : AHEAD));
         I weight = load16(rows[c] + k);
         for (int r = 0; r < R; r++) acc[c][r] = dot2(acc[c][r], weight, load16(x + r * xs + k));
       }
