@@ -74,6 +74,8 @@ def measure(geometry: Geometry, fmt: str, args: argparse.Namespace) -> dict[str,
             pair = turn(mine, prompt, tokens, clock), turn(other, prompt, tokens, clock)
             if number:  # the first warms up
                 rates.append(pair)
+        if args.profile:
+            row["profile_ms"] = {name: round(ms, 3) for name, ms in mine.profile(clock).items()}
     for at, phase in enumerate(("prefill", "decode")):
         ours, theirs = ([pair[who][at] for pair in rates] for who in (0, 1))
         row[f"{phase}_tok_s"] = statistics.median(ours)
@@ -97,6 +99,7 @@ def main() -> int:
         action="store_true",
         help="rates per second of CPU time, for a machine that others use; needs --threads 1",
     )
+    parser.add_argument("--profile", action="store_true", help="our decode step by operation")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     if args.cpu_time and args.threads != 1:
@@ -109,6 +112,9 @@ def main() -> int:
         for phase in ("decode", "prefill"):
             ours, theirs, ratio = (row[phase + part] for part in ("_tok_s", "_llamacpp_tok_s", "_ratio"))
             print(f"{fmt:5} {phase:8} {ours:8.2f} tok/s, llama.cpp {theirs:8.2f}: {ratio:.2f}")
+        if args.profile:
+            shown = sorted(row["profile_ms"].items(), key=lambda item: -item[1])
+            print("      a step in ms: " + ", ".join(f"{name} {ms:.2f}" for name, ms in shown))
         print(f"      logits differ by {row['logit_error']:.3f} of their spread")
     if args.json:
         machine = {"cpu": platform.processor() or platform.machine(), "system": platform.system()}

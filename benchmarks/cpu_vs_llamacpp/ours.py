@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -16,6 +19,7 @@ from freetoken.engine.sampler import Sampler
 from freetoken.experts import bank as banks
 from freetoken.experts.setup import ExpertSetup
 from freetoken.models.qwen3_moe import FAMILY
+from freetoken.native.library import library
 
 PAGE = 16
 
@@ -44,6 +48,24 @@ class Ours:
 
     def reset(self) -> None:
         self.length = 0
+
+    def profile(self, clock: Callable[[], float], steps: int = 12) -> dict[str, float]:
+        """Median milliseconds of a decode step by operation, what lies between them included."""
+        lib, programs = library(), self.runner.programs
+        program = programs.program(1) if programs else None
+        assert lib is not None and program is not None, "this model's steps aren't recorded"
+        whole, parts = [], []
+        for _ in range(steps):
+            began = clock()
+            self.decode([1])
+            whole.append(clock() - began)
+            sums: dict[str, float] = {}
+            for name, seconds in lib.timed(program, clock):
+                sums[name] = sums.get(name, 0.0) + seconds
+            parts.append(sums)
+        found = {name: 1e3 * statistics.median(p[name] for p in parts) for name in parts[0]}
+        step = 1e3 * statistics.median(whole)
+        return {**found, "between": step - sum(found.values()), "step": step}
 
     def decode(self, ids: list[int]) -> None:
         """Append ids; logits of the last are ready on return."""

@@ -97,6 +97,11 @@ class DecodePrograms:
         found.program.finish()
         return batch, found.logits
 
+    def program(self, rows: int) -> Program | None:
+        """The program of steps of `rows` sequences, if one has run."""
+        found = self._recorded.get(rows)
+        return found.program if found else None
+
     def _record(self, h: Tensor, batch: Batch) -> Tensor:
         """Run the step and keep it if it can be played."""
         lib, tape, kept = library(), Tape(), [h]

@@ -54,6 +54,11 @@ class Runner:
         self._graphs: DecodeGraphs | DecodePrograms | None = None
         self._threads, self._rows = threads, 0
 
+    @property
+    def programs(self) -> DecodePrograms | None:
+        """The recorded decode steps of a CPU."""
+        return self._graphs if isinstance(self._graphs, DecodePrograms) else None
+
     def reserve(self, max_running: int, max_rows: int, max_pages: int, page_size: int) -> None:
         """Allocate the fixed buffers: one set for decode, one for batches with prefill rows."""
         self._max_pages, self._page_size = max_pages, page_size

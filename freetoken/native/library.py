@@ -168,6 +168,15 @@ class Library:
         if at >= 0:
             raise program.failures[at]()
 
+    def timed(self, program: Program, clock: Callable[[], float]) -> list[tuple[str, float]]:
+        """Run a program job by job, for measuring: the operation and the seconds of each."""
+        found = []
+        for run, job, _ in program.jobs:
+            began = clock()
+            run(self._at, ctypes.byref(job))
+            found.append((type(job).__name__, clock() - began))
+        return found
+
     def _unrecorded(self, what: str) -> None:
         if self.tape is not None:
             self.tape.refuse(what)

@@ -22,6 +22,7 @@ def beyond() -> Exception:
 class Program:
     """Jobs with fixed addresses.
 
+    jobs       (function, job, failure) of each
     steps      array of `ft_step`
     failures   by job, what to raise if it fails
     """
@@ -29,7 +30,7 @@ class Program:
     def __init__(self, tape: Tape) -> None:
         self.steps: Any = (Step * len(tape.jobs))(*(Step(run, job) for run, job in tape.addresses()))
         self.failures: Sequence[Callable[[], Exception]] = tuple(failure for _, _, failure in tape.jobs)
-        self._jobs = tape.jobs
+        self.jobs = tuple(tape.jobs)
         self._afterwards = tuple(tape.calls)
 
     def finish(self) -> None:
