@@ -27,7 +27,7 @@ from freetoken.core.options import Options, check_choices
 from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
 from freetoken.engine.plan import Facts, default_chunk, macro_tokens
-from freetoken.experts.gpu_support import can_compute_here, expanded_bytes
+from freetoken.experts.gpu_support import can_compute_here, check_policy, expanded_bytes
 from freetoken.experts.native_executor import knows
 from freetoken.experts.slots import MIN_SLOTS
 from freetoken.quant import _reading as formats
@@ -92,6 +92,8 @@ def survey(
 def _place(options: Options, config: ModelConfig, coded: Sequence[WeightFormat]) -> Device:
     """The device; nobody having named one, a GPU whose kernels don't read these experts is left alone."""
     device = _device(options)
+    if device.kernels and config.moe is not None and options.moe_policy is not None:
+        check_policy(options.moe_policy)
     if options.device != "auto" or not device.kernels or config.moe is None:
         return device
     if can_compute_here(coded, config.moe):

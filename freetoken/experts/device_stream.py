@@ -19,6 +19,7 @@ from torch import Tensor
 
 from freetoken.core.interfaces import Device, Event, Routing
 from freetoken.experts.bank import ExpertBank
+from freetoken.experts.device_prompt import PromptTrace
 from freetoken.experts.device_table import SlotTable
 from freetoken.experts.gpu_support import expanded, is_plain
 from freetoken.experts.setup import ExpertSetup
@@ -51,6 +52,8 @@ class DeviceStream:
         self._device: Device = setup.device
         self._activation = setup.config.moe.activation
         self._dtype = setup.numerics.dtype
+        self._trace = PromptTrace(table, self._bank.num_layers, self._bank.num_experts)
+        self._kept, self._kept_layer = False, 0
         self._place: tuple[Tensor, Tensor] | None = None
         self._copy = self._device.stream("prefill")
         self._freed: deque[tuple[list[int], Event | None]] = deque()
@@ -73,6 +76,7 @@ class DeviceStream:
         self._learn()
         self._changed = False
         self._ahead.clear()
+        self._trace.begin()
         self._next = (0, 0)
         self.is_open = True
         self._run_ahead()
@@ -91,6 +95,9 @@ class DeviceStream:
         routes = [sort_routes(routing.ids[cut], self._bank.num_experts) for cut in cuts]
         outs = [torch.zeros(x[cut].shape, dtype=torch.float32, device=x.device) for cut in cuts]
         form, done = self._form(layer), 0
+        wanted = self._trace.seed(layer, routing.ids)
+        if self._kept and layer <= self._kept_layer:  # the layers begin anew: who is resident has changed
+            self._changed, self._kept = True, False
         while done < self._bank.num_experts:
             if self._changed:
                 self._look_again(layer, done)
@@ -101,11 +108,17 @@ class DeviceStream:
             for span, where in self._readable(layer, (done, group.last), addresses):
                 for cut, route, out in zip(cuts, routes, outs, strict=True):
                     grouped_mlp(x[cut], route, routing.weights[cut], where, form, span, out)
+            if group.experts:
+                ring = dict(zip(group.experts, group.slots, strict=False))
+                self._trace.keep(layer, group.last, ring, wanted)
+                self._kept, self._kept_layer = True, layer
             if group.slots:
                 self._freed.append((group.slots, self._device.compute.record()))
             self._run_ahead()
             done = group.last
             yield
+        if self._kept and self._kept_layer == layer:
+            self._trace.end_layer(layer)
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def interrupted(self) -> None:
@@ -134,6 +147,7 @@ class DeviceStream:
         self._run_ahead()
 
     def _learn(self) -> None:
+        self._kept = False
         self._resident = self._table.resident()
 
     def _group(self, layer: int, done: int) -> Group:

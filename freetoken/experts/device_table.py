@@ -15,13 +15,12 @@ from torch import Tensor
 from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Event, ExpertStats
 from freetoken.core.log import logger
-from freetoken.experts.gpu_support import device_record
+from freetoken.experts.gpu_support import POLICIES, check_policy, device_record
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import BUCKETS, ONE
 from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Place, Table, fetch_ahead, prepare_victims
 
 MIN_SLOTS = 6
-POLICIES = ("two_speed", "lru")
 HOST_ONLY = BUCKETS - 1
 """The bucket whose split leaves everything to the host."""
 _log = logger("experts")
@@ -43,7 +42,8 @@ class SlotTable:
         place, policy = device.torch_device, setup.policy
         self._snapshot = torch.zeros(0)
         self._copied: Event | None = None
-        name = policy.name if policy is not None and policy.name in POLICIES else POLICIES[0]
+        check_policy(policy.name if policy is not None else POLICIES[0])
+        name = policy.name if policy is not None else POLICIES[0]
 
         def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.full(size, value, dtype=dtype, device=place)

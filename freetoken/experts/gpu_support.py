@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import torch
 
 from freetoken.core.codes import Coded
+from freetoken.core.errors import ConfigError
 from freetoken.core.model_config import MoESpec
 from freetoken.core.units import align_up
 from freetoken.core.weights import WeightFormat
 from freetoken.experts.record import RecordLayout
 from freetoken.kernels._gate import KINDS
 
+POLICIES = ("two_speed", "lru")
+"""Policies whose kernels there are; the first is taken where nobody chooses."""
 EXPANDED_BYTES = 128 << 20
 """Uncoded records of coded experts that a prompt's products read at a time; one at least."""
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
@@ -24,6 +27,18 @@ def can_compute_here(formats: Sequence[WeightFormat], moe: MoESpec) -> bool:
     """Whether the device's kernels read these weight formats and know what the experts do."""
     known = all(fmt.device_code(math.lcm(fmt.block, 32), 512) for fmt in formats)
     return known and moe.activation.name in KINDS
+
+
+def check_policy(name: str) -> None:
+    """ConfigError for a policy that the device's kernels don't know."""
+    if name not in POLICIES:
+        raise ConfigError(
+            f"Policy {name!r} has no kernel: on a GPU residency is decided there, by one of "
+            f"{', '.join(POLICIES)}.",
+            code="policy_not_on_device",
+            hint="Leave --moe-policy out, choose one of these, or use --device sim, which has all.",
+            param="moe_policy",
+        )
 
 
 def device_record(one: RecordLayout, fmt: WeightFormat) -> Coded:
