@@ -6,7 +6,8 @@
     http     two servers, expert slots for 37 % and 11 % of the pool, all else by default: 1 and 4 streams of
              512 + 512 tokens, prompts of 8k and 16k, in turns
     suffix   1, 16, 64, 256 new tokens behind a cached prompt of 16k, slots for 37 %
-    decode   in process, with the memories' limit: hybrid and offload at 37 % and 11 %, all resident
+    fused    in process, 1 and 4 streams with all experts resident: a step without misses
+    decode   in process, hybrid at 37 % and 11 %, 1 and 4 streams, beside the memories' limit
     prefill  in process, each idea of prompts taken away alone
 
 Each phase prints a JSON line. One that fails says so in its line and the others go on; what the remaining
@@ -64,24 +65,18 @@ def phases(args: argparse.Namespace) -> list[Phase]:
     repeats = ["--repeats", args.repeats or PEER_REPEATS[0], "--warm-up", "1" if tiny else PEER_REPEATS[1]]
     few = ["--repeats", "2" if tiny else "3", "--warm-up", "1"]
     long = ["128", "256"] if tiny else ["8192", "16384"]
-    prompts = ["--prompt", *long]
     shares = ["0.75", "0.5"] if tiny else list(SHARES)
+    at_first = ["--backend", "hybrid", "--share", shares[0]]
+    streams = ["--streams", "1", "4"]
     found = [
-        Phase("http-1", 120, peers(args, shares, [*sizes, "--streams", "1", "--prefill", *long, *repeats])),
-        Phase("http-4", 150, peers(args, shares, [*sizes, "--streams", "4", *few])),
-        Phase(
-            "suffix", 45,
-            ft("suffix", *on, "--backend", "hybrid", "--share", shares[0], "--prefix", long[1], *repeats),
-        ),
-        Phase("decode", 100, ft("decode", *on, "--backend", "hybrid", "offload", "--share", *shares, *few)),
-        Phase("fused", 30, ft("decode", *on, "--backend", "fused", "--streams", "1", "4", *few)),
-        Phase(
-            "prefill", 100,
-            ft("prefill", *on, "--backend", "hybrid", "--share", shares[0], "--ablate", *few, *prompts),
-        ),
-    ]  # fmt: skip
+        Phase("http", 230, peers(args, shares, [*sizes, *streams, "--prefill", *long, *repeats])),
+        Phase("suffix", 45, ft("suffix", *on, *at_first, "--prefix", long[1], *repeats)),
+        Phase("fused", 30, ft("decode", *on, "--backend", "fused", *streams, *few)),
+        Phase("decode", 60, ft("decode", *on, "--backend", "hybrid", "--share", *shares, *streams, *few)),
+        Phase("prefill", 80, ft("prefill", *on, *at_first, "--ablate", *few, "--prompt", *long)),
+    ]
     wanted = args.phases or ["http", "suffix", "fused", "decode", "prefill"]
-    return [phase for name in wanted for phase in found if phase.name.split("-")[0] == name]
+    return [phase for name in wanted for phase in found if phase.name == name]
 
 
 def peers(args: argparse.Namespace, shares: list[str], words: list[str]) -> list[str]:

@@ -167,8 +167,10 @@ def main(words: list[str] | None = None) -> int:
         made.error("sizes and repeats are at least 1, tokens at least 2")
     try:
         with ExitStack() as stack:
-            begun = {name: stack.enter_context(started(split_command(c), name)) for name, c in args.server}
-            servers = {name: process.ready() for name, process in begun.items()}
+            # One after the other: a server may measure the machine while it starts.
+            servers = {
+                name: stack.enter_context(started(split_command(c), name)).ready() for name, c in args.server
+            }
             for name, url in args.url:
                 servers[name] = Server(url)
                 servers[name].find_model()

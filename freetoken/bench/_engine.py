@@ -138,12 +138,15 @@ class Driven:
         return window
 
     def _watch(self, window: Window) -> None:
-        """Engine's thread, after a step: set the marks. The clock runs between the two counts only."""
+        """Engine's thread, after a step: set the marks.
+
+        Both times are read before counting, which waits for the step in flight: it belongs behind either.
+        """
         fewest = min(len(one.ids) for one in window.asked)
         tokens = sum(len(one.ids) for one in window.asked)
         if window.start is None and fewest >= window.first:
-            counters = self._counters()
-            window.start = Mark(self._clock.now(), tokens, counters)
+            now = self._clock.now()
+            window.start = Mark(now, tokens, self._counters())
         elif window.start is not None and window.end is None and fewest >= window.last:
             now = self._clock.now()
             window.end = Mark(now, tokens, self._counters())

@@ -24,7 +24,7 @@ from freetoken.core.errors import ConfigError
 from freetoken.core.host_memory import host_memory
 from freetoken.core.options import BACKENDS, DEVICES, Options
 from freetoken.core.units import parse_bytes
-from freetoken.engine.build import DEMO_MODEL, build
+from freetoken.engine.build import DEMO_MODEL, Built, build
 from freetoken.native.topology import default_threads
 
 DEMO = "demo"
@@ -191,6 +191,13 @@ class Member:
         }
 
 
+def _tested(options: Options) -> Built:
+    """Built and tried out as a server does before it is ready: kernels are compiled and captured then."""
+    built = build(options)
+    built.engine.self_test()
+    return built
+
+
 @contextmanager
 def opened(some: Sequence[Setup], context: int, streams: int, **more: Any) -> Iterator[list[Member]]:
     """Engines of a group, all running while the block lasts. What they held is free behind it.
@@ -199,7 +206,7 @@ def opened(some: Sequence[Setup], context: int, streams: int, **more: Any) -> It
     """
     with ExitStack() as stack:
         yield [
-            Member(one, stack.enter_context(Driven(build(one.options(context, streams, **more)))))
+            Member(one, stack.enter_context(Driven(_tested(one.options(context, streams, **more)))))
             for one in some
         ]
     gc.collect()

@@ -37,7 +37,7 @@ LENGTHS = (4096, 8192, 16384, 32768)
 SMALL_LENGTHS = (512, 1024)
 CHUNK = 8192
 RIDERS = 2048
-WARM = (64, 96)
+WARM, SMALL_WARM = (64, 96), (16, 16)
 """Tokens of a prompt and an answer that fill the slots before anything is measured."""
 FULL, SERIAL, BY_CHUNK, COLD = "full", "no overlap", "pool per chunk", "nothing resident"
 
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     engines = [engine for setup in wanted for engine in ways(setup, args)]
     for group in groups([setup for setup, _ in engines]):
         mine, engines = engines[: len(group)], engines[len(group) :]
-        with opened(group, max(*lengths, WARM[0] + WARM[1]) + 16, 1, **more) as members:
+        with opened(group, max(*lengths, sum(WARM)) + 16, 1, **more) as members:
             cases = [
                 Case(member, length, way)
                 for member, (_, some) in zip(members, mine, strict=True)
@@ -151,7 +151,8 @@ def _group(
     for member in members:
         prompts.learn(member.engine)
         probed.look(member)
-        member.engine.run(prompts.take(WARM[0]), WARM[1])
+        warm = SMALL_WARM if is_small(args) else WARM
+        member.engine.run(prompts.take(warm[0]), warm[1])
     for number in range(args.warm_up + args.repeats):
         for case in cases:
             report.progress(f"round {number + 1}: {case.length} tokens, {case.way.name}")

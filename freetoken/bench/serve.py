@@ -90,8 +90,10 @@ def run(args: argparse.Namespace) -> int:
         report.progress(f"starting {len(group)} servers")
         with ExitStack() as stack:
             command = [(one, _command(one, 2 * prompt + tokens + 64, max(args.streams))) for one in group]
-            begun = [(one, stack.enter_context(started(words, "ft serve"))) for one, words in command]
-            servers = [(one, process.ready()) for one, process in begun]
+            # One after the other: each measures the machine while it starts.
+            servers = [
+                (one, stack.enter_context(started(words, "ft serve")).ready()) for one, words in command
+            ]
             cases = [Case(one, server, n) for one, server in servers for n in args.streams]
             _rounds(cases, args, (texts, prompt, tokens), report)
             if args.hammer:

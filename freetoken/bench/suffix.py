@@ -28,7 +28,7 @@ from freetoken.core.errors import ConfigError
 HELP = "time to the first token of 1 to 256 new tokens behind a cached prompt"
 SUFFIXES = (1, 16, 64, 256)
 PREFIX, SMALL_PREFIX = 16384, 1024
-WARM = (64, 64)
+WARM, SMALL_WARM = (64, 64), (16, 16)
 """Tokens of a prompt and an answer that fill the slots before anything is measured."""
 
 
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         with opened(group, max(prefix + max(args.suffix), sum(WARM)) + 16, 2) as members:
             for member in members:
                 prompts.learn(member.engine)
-                member.engine.run(prompts.take(WARM[0]), WARM[1])
+                warm = SMALL_WARM if is_small(args) else WARM
+                member.engine.run(prompts.take(warm[0]), warm[1])
             rows += _measure(members, prefix, args, (prompts, report))
             members.clear()
             del member

@@ -27,7 +27,7 @@ from freetoken.engine.survey import find_family
 from freetoken.models._family import DecoderFamily
 
 HELP = "write a large synthetic checkpoint: any supported geometry, depth and format of experts"
-EPILOG_SIZES = "30 GB take about 20 s on 16 cores; --tiny is 30 MB and takes a second."
+EPILOG_SIZES = "--tiny is 30 MB and takes a second."
 WORDS, TINY_WORDS = 32768, 1024
 MEASURED_LAYERS = 4
 PROMPT, DECODED = 512, 256
