@@ -120,7 +120,7 @@ def resident_rows(made: list[Place], rows: int) -> dict[str, Any]:
         "look_up_us": round(look_up, 2),
         "tiles_us": round(tiles, 2),
         "combine_us": round(median_us(each(step.combine)), 2),
-        "victims_us": round(median_us(each(lambda t, p, c: step.prepare_victims(t, p.layer, EXPERTS))), 2),
+        "victims_us": round(median_us(each(lambda t, p, c: step.prepare_victims(t))), 2),
         "gb_s": round(distinct * record / tiles / 1e3, 1),
     }
 

@@ -2,10 +2,10 @@
 
 Owns a ring of slots lent by the table's tail and a copy stream. Experts are taken in ascending order in
 groups: resident ones are used in place, absent ones are copied into the ring ahead of their turn, also
-across layers, for nearly all will be needed. Coded experts are expanded, some at a time,
-into one place. The host knows who is resident since the job began, or since a decode step was interposed;
-the products never wait for it. Order: a group's products wait for its copies,
-its copies for the products that used the ring's places before.
+across layers, for nearly all will be needed. Coded experts are expanded, some at a time, into one place.
+What the prompt's last tokens wanted most moves from the ring to slots of experts done with. The host knows
+who is resident since the job began, or since a decode step was interposed; the products never wait for it.
+Order: a group's products wait for its copies, its copies for the products that used the ring's places before.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from torch import Tensor
 
 from freetoken.core.interfaces import Device, Event, Routing
 from freetoken.experts.bank import ExpertBank
-from freetoken.experts.device_prompt import PromptTrace
 from freetoken.experts.device_table import SlotTable
 from freetoken.experts.gpu_support import expanded, is_plain
 from freetoken.experts.setup import ExpertSetup
+from freetoken.kernels import expert_step as step
 from freetoken.kernels.expand_records import expand_records
+from freetoken.kernels.expert_step import Place, Table
 from freetoken.kernels.grouped_mlp import Form, grouped_mlp, sort_routes
 
 GROUPS = 4
 RING_SHARE = 8
 MOST_GROUP = 16
+LAST_ROWS = 32
+"""Tokens of a prompt that tell what decode will want: 64 tell it less well, 128 much less (replayed)."""
 
 
 @dataclass
@@ -52,8 +55,6 @@ class DeviceStream:
         self._device: Device = setup.device
         self._activation = setup.config.moe.activation
         self._dtype = setup.numerics.dtype
-        self._trace = PromptTrace(table, self._bank.num_layers, self._bank.num_experts)
-        self._kept, self._kept_layer = False, 0
         self._place: tuple[Tensor, Tensor] | None = None
         self._copy = self._device.stream("prefill")
         self._freed: deque[tuple[list[int], Event | None]] = deque()
@@ -61,7 +62,7 @@ class DeviceStream:
         self._next = (0, 0)
         self._resident: list[list[int]] = []
         self.link_bytes = 0
-        self._changed = False
+        self._changed, self._layer = False, 0
         self.is_open = False
 
     def open(self) -> None:
@@ -74,9 +75,8 @@ class DeviceStream:
         self._freed = deque((some, None) for some in places)
         self._copy.wait(self._device.compute.record())  # the ring's places are being emptied
         self._learn()
-        self._changed = False
+        self._changed, self._layer = False, 0
         self._ahead.clear()
-        self._trace.begin()
         self._next = (0, 0)
         self.is_open = True
         self._run_ahead()
@@ -95,9 +95,11 @@ class DeviceStream:
         routes = [sort_routes(routing.ids[cut], self._bank.num_experts) for cut in cuts]
         outs = [torch.zeros(x[cut].shape, dtype=torch.float32, device=x.device) for cut in cuts]
         form, done = self._form(layer), 0
-        wanted = self._trace.seed(layer, routing.ids)
-        if self._kept and layer <= self._kept_layer:  # the layers begin anew: who is resident has changed
-            self._changed, self._kept = True, False
+        table, place = self._table.table, self._table.places[layer]
+        step.seed(table, place, routing.ids[-LAST_ROWS:].contiguous())
+        if layer < self._layer:  # they begin anew, and some have given slots away
+            self._changed = True
+        self._layer = layer
         while done < self._bank.num_experts:
             if self._changed:
                 self._look_again(layer, done)
@@ -108,18 +110,23 @@ class DeviceStream:
             for span, where in self._readable(layer, (done, group.last), addresses):
                 for cut, route, out in zip(cuts, routes, outs, strict=True):
                     grouped_mlp(x[cut], route, routing.weights[cut], where, form, span, out)
-            if group.experts:
-                ring = dict(zip(group.experts, group.slots, strict=False))
-                self._trace.keep(layer, group.last, ring, wanted)
-                self._kept, self._kept_layer = True, layer
             if group.slots:
+                self._promote(table, place, addresses, (done, group.last))
                 self._freed.append((group.slots, self._device.compute.record()))
             self._run_ahead()
             done = group.last
             yield
-        if self._kept and self._kept_layer == layer:
-            self._trace.end_layer(layer)
         return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _promote(self, table: Table, place: Place, addresses: Tensor, span: tuple[int, int]) -> None:
+        """What decode will want moves out of the ring, to slots of experts that are done with.
+
+        Copies are planned for the residents still to come.
+        """
+        quota = max(1, self._table.num_slots // self._bank.num_layers)
+        step.prepare_victims(table, place.layer * self._bank.num_experts + span[1])
+        step.promote(table, place, addresses, span, quota)
+        step.fetch_ahead(table, place, addresses)
 
     def interrupted(self) -> None:
         """A decode step ran in between: slots may have changed hands, so plans are looked through again."""
@@ -147,7 +154,6 @@ class DeviceStream:
         self._run_ahead()
 
     def _learn(self) -> None:
-        self._kept = False
         self._resident = self._table.resident()
 
     def _group(self, layer: int, done: int) -> Group:

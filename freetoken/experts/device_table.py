@@ -62,6 +62,7 @@ class SlotTable:
             here=ints(bank.num_experts),
             usable=ints(1, value=count + 1),
             ahead=ints(VICTIMS, 4, value=-1),
+            counts=ints(bank.num_experts),
             budget=ints(1),
             policy=name,
         )
@@ -156,14 +157,14 @@ class SlotTable:
         left = self.num_slots - count
         self._compact(left)
         self.table.usable.fill_(left + 1)
-        prepare_victims(self.table, 0, self._bank.num_experts)
+        prepare_victims(self.table)
         return list(range(left + 1, self.num_slots + 1))
 
     def give_back(self) -> None:
         """All slots may hold residents again."""
         self.table.usable.fill_(self.num_slots + 1)
         if self.pool.min_units != self.pool.max_units:
-            prepare_victims(self.table, 0, self._bank.num_experts)
+            prepare_victims(self.table)
 
     def count(self, stats: ExpertStats, *, wait: bool = True) -> None:
         """Read the device's counters; without waiting, those of a step or two ago."""
@@ -179,7 +180,7 @@ class SlotTable:
             self._copied = self._device.compute.record()
         stats.requests, stats.hits, stats.misses, stats.missing_tiles = values[:4]
         stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:8]
-        stats.ahead_tiles, stats.ahead_judged, stats.ahead_right = values[8:]
+        stats.ahead_tiles, stats.ahead_judged, stats.ahead_right, stats.promotions = values[8:]
         size = max(one.tile_bytes for one in self._bank.layouts)
         stats.link_bytes, stats.host_bytes = (values[4] + values[8]) * size, values[5] * size
 
@@ -198,7 +199,7 @@ class SlotTable:
                 table.usable.fill_(before + 1)
                 raise
         table.usable.fill_(num_slots + 1)
-        prepare_victims(table, 0, self._bank.num_experts)
+        prepare_victims(table)
 
     def _compact(self, num_slots: int) -> None:
         table = self.table

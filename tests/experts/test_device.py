@@ -158,6 +158,32 @@ def test_a_prompt_streams_to_the_same_bits_whatever_is_resident(chunk: int) -> N
         assert torch.equal(stream(made, lambda made=made: steps(made, tiny, 2, count=1)), want)
 
 
+def test_what_a_prompts_last_tokens_wanted_stays_and_nothing_planned_goes() -> None:
+    tiny = build.tiny(build.config(layers=4))
+    made = backend(tiny, "offload", 20)
+    steps(made, tiny, 2)
+    x, routing = inputs(tiny, 100, 1)
+    wanted = torch.tensor([[5, 6]] * 40, dtype=torch.int32)  # the last tokens know what they want
+    routing = Routing(torch.cat([routing.ids[:60], wanted]), routing.weights)
+    made.begin_job(100)
+    for layer in range(4):
+        before = [row[:] for row in made.table.resident()]
+        for _ in made.stream_layer(layer, x, routing):
+            after = made.table.resident()
+            assert after[layer + 1 :] == before[layer + 1 :], "copies of later layers are planned already"
+    made.end_job()
+    here = made.table.resident()
+    assert all(here[layer][5] and here[layer][6] for layer in range(1, 4))
+    made.table.count(made.stats)
+    assert made.stats.promotions
+    for layer, row in enumerate(here):
+        for expert, slot in enumerate(row):
+            size = tiny.bank.layouts[layer].used_bytes
+            assert not slot or torch.equal(
+                made.table.pool.view()[slot][:size], made.table.places[layer].records[expert][:size]
+            )
+
+
 def test_slots_can_be_taken_away_and_given_back_between_steps() -> None:
     tiny = build.tiny()
     whole = steps(backend(tiny, "fused"), tiny, 2, 12)

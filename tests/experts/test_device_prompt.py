@@ -86,8 +86,7 @@ def test_what_a_prompts_last_rows_used_is_at_hand_afterwards(slots: int) -> None
     held = prompt(tiny, 80, 7, 4)
     stream(made, tiny, held)
     consistent(made, tiny)
-    kept = (made.table.table.slot_of.view(3, 16)[:, :4] > 0).sum(1).tolist()
-    assert sum(kept) >= (6 if slots == 14 else 9), "early layers find few slots that are done with"
+    assert (made.table.table.slot_of.view(3, 16)[1:, 1:3] > 0).all(), "the two most used; layer 0 had no room"
     for mine, theirs in zip(steps(made, tiny, 2), steps(whole, tiny, 2), strict=True):
         assert torch.equal(mine, theirs)
 

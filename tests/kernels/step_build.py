@@ -72,6 +72,7 @@ def table(
         here=ints(shape.experts),
         usable=ints(1, value=shape.slots + 1),
         ahead=ints(VICTIMS, 4, value=-1),
+        counts=ints(shape.experts),
         budget=ints(1, value=budget),
         policy=policy,
     )

@@ -15,8 +15,8 @@ from freetoken.core import choices
 from freetoken.core.model_config import Activation
 from freetoken.core.weights import WeightFormat
 from freetoken.kernels._triton import INTERPRETED
-from freetoken.kernels.expert_step import reference, triton
-from freetoken.kernels.expert_step._types import AHEAD
+from freetoken.kernels.expert_step import EVERYONE, reference, triton
+from freetoken.kernels.expert_step._types import AHEAD, PROMOTED
 from freetoken.quant._mixed import MixedFormat
 from tests.kernels import step_build as build
 
@@ -74,11 +74,11 @@ def compare(
                     answer(one, place, call)
                 maker.run_tiles(table, place, call)
                 outs.append(maker.combine(table, place, call).cpu())
-                maker.prepare_victims(table, layer, shape.experts)
+                maker.prepare_victims(table, EVERYONE)
                 if budget and layer + 1 < shape.layers:
                     soon, _ = build.routing(one, rows, 100 * step + layer + 1 + 7 * (step % 2), int(rows > 2))
                     maker.look_ahead(table, places[layer + 1], call.ids, soon)
-                    maker.fetch_ahead(table, places[layer + 1])
+                    maker.fetch_ahead(table, places[layer + 1], None)
             if budget:
                 brought = [t.ahead[t.ahead[:, 0].cummin(0).values >= 0].cpu() for t in tables]
                 assert torch.equal(*brought)
@@ -155,3 +155,42 @@ def test_coded_records_are_computed_from_their_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", some(["mxfp4", "q6_k", "q8_0", "f32"], ["mxfp4"]))
 def test_many_rows_of_coded_records_go_through_the_matrix_units(name: str) -> None:
     compare(coded_shape(name, 20), 20, "two_speed", 1.0, host=False, steps=1, device=PLACE)
+
+
+@pytest.mark.parametrize("policy", ["two_speed", "lru"])
+def test_a_prompt_leaves_behind_what_the_reference_would(policy: str) -> None:
+    shapes = [build.Shape(slots=14, hidden=40), build.Shape(slots=14, hidden=40, device=PLACE)]
+    tables = [build.table(one, policy) for one in shapes]
+    placed = [build.places(one) for one in shapes]
+    copies = [
+        [place.records.to(one.device) for place in places] for one, places in zip(shapes, placed, strict=True)
+    ]
+    experts = shapes[0].experts
+    for turn in range(2):
+        for layer in range(shapes[0].layers):
+            last = build.routing(shapes[0], 12, 50 * turn + layer)[0]
+            for span in ((0, 3), (3, experts)):
+                for maker, one, table, places, copied in zip(
+                    (reference, triton), shapes, tables, placed, copies, strict=True
+                ):
+                    place = places[layer]
+                    if span[0] == 0:
+                        maker.age(table)
+                        maker.look_up(table, place, build.call(one, 1, turn, 1))
+                        maker.run_tiles(
+                            table, place, build.call(one, 1, turn, maker.num_runs(one.tiles, one.width))
+                        )
+                        maker.seed(table, place, last.to(one.device))
+                    inside = torch.zeros(experts, dtype=torch.int64)
+                    for expert in range(*span):
+                        inside[expert] = copied[layer][expert].data_ptr() if expert != 4 else 0
+                    maker.prepare_victims(table, layer * experts + span[1])
+                    maker.promote(table, place, inside.to(one.device), span, 3)
+                    maker.fetch_ahead(table, place, inside.to(one.device))
+                for name in ("slot_of", "expert_of", "fast", "slow", "victims", "stats", "counts"):
+                    mine, theirs = (getattr(t, name).cpu() for t in tables)
+                    assert torch.equal(mine, theirs), (name, turn, layer, span, mine, theirs)
+                owned = tables[0].expert_of >= 0
+                assert torch.equal(tables[0].tiles_in[owned], tables[1].tiles_in.cpu()[owned])
+                assert torch.equal(placed[0][0].slots, placed[1][0].slots.cpu()), "slots hold other bytes"
+    assert int(tables[0].stats[PROMOTED]) > 3

@@ -158,7 +158,7 @@ class DeviceBackend(ExpertBackend):
         self._join()
         step.look_up(table, place, call)
         with self._aside():
-            step.prepare_victims(table, layer, self.bank.num_experts)
+            step.prepare_victims(table)
         step.run_tiles(table, place, call)
 
     def look_ahead(self, layer: int, guess: Callable[[], Tensor]) -> None:

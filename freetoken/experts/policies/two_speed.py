@@ -22,7 +22,7 @@ ONE = 1 << 20
 FAST_AGE, FAST_GAIN = 1, ONE >> 3
 SLOW_AGE, SLOW_GAIN = 4, ONE >> 4
 AHEAD = 1
-SEED_TOKENS = 64
+SEED_TOKENS = 32
 """Uses in a prompt's last tokens that count as constant use."""
 MAX_AGE = 400
 """Steps after which every average has reached its floor, whatever it was."""

@@ -210,7 +210,7 @@ def look_up(
         _ring(words, x, ids, io, used & (end < NT), end, lane, layer, T, SPEC)
 
 
-@jit
+@jit(varying=("bound",))
 def prepare_victims(
     words,
     expert_of,
@@ -218,6 +218,7 @@ def prepare_victims(
     slow,
     usable,
     victims,
+    bound,
     V: tl.constexpr,
     SP: tl.constexpr,
     TWO_SPEED: tl.constexpr,
@@ -225,6 +226,7 @@ def prepare_victims(
     slot = tl.arange(0, SP)
     inside = (slot > 0) & (slot < tl.load(usable))
     owner = tl.load(expert_of + slot, mask=inside, other=-1)
+    inside = inside & (owner < bound)
     owned = inside & (owner >= 0)
     key = tl.load(fast + owner, mask=owned, other=0)
     if TWO_SPEED:

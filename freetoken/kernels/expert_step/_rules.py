@@ -9,3 +9,5 @@ SLOW_AGE, SLOW_GAIN = 4, 1 << 16
 AHEAD = 1
 FLOOR_SHIFT = 4
 ONE = 1 << 16
+SEED_TOKENS, SEED_SHIFT = 32, 14
+"""Uses in a prompt's last tokens that count as constant use: half of 2^20 for 32 of them."""

@@ -12,8 +12,8 @@ from freetoken.core.model_config import Activation
 MOST_ROWS = 64
 VICTIMS = 32
 STEP, SEQUENCE, CREDIT, FAILED, PENDING, PASSED = range(6)
-EVICTIONS, AHEAD, JUDGED, RIGHT = 7, 8, 9, 10
-COUNTERS = 11
+EVICTIONS, AHEAD, JUDGED, RIGHT, PROMOTED = 7, 8, 9, 10, 11
+COUNTERS = 12
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class Table:
     words [16]                 STEP SEQUENCE CREDIT FAILED PENDING PASSED
     split [BUCKETS, 2]         alpha, beta as Q16.16 (experts.split)
     stats int64 [COUNTERS]     requests, hits, misses, missing, filled and host tiles, fills, EVICTIONS;
-                               tiles brought ahead, those whose layer looked up since, those it wanted
+                               tiles brought ahead, those whose layer looked up since, those it wanted;
+                               experts that a prompt left behind
     work [E, 4]                the layer-step's list: expert, slot, tiles here, tiles computed here
     here [E]                   tiles computed here, by expert of the layer
     usable [1]                 slots that are mapped
     ahead [VICTIMS, 4]         what was brought ahead: expert, slot, first tile, end; -1 ends the list
+    counts [E]                 uses of a layer's experts by a prompt's last tokens
     budget [1]                 tiles to bring ahead of a layer, at most VICTIMS
     policy                     "two_speed" or "lru"
     """
@@ -48,6 +50,7 @@ class Table:
     here: Tensor
     usable: Tensor
     ahead: Tensor
+    counts: Tensor
     budget: Tensor
     policy: str = "two_speed"
 

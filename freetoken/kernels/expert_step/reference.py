@@ -21,6 +21,7 @@ from freetoken.kernels.expert_step._types import (
     JUDGED,
     PASSED,
     PENDING,
+    PROMOTED,
     RIGHT,
     SEQUENCE,
     STEP,
@@ -143,14 +144,15 @@ def _ring(table: Table, place: Place, call: Call, local: np.ndarray, end: np.nda
     io.request[:5] = torch.tensor(head, dtype=torch.int32)
 
 
-def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
+def prepare_victims(table: Table, bound: int) -> None:
     usable = int(table.usable[0])
     owner = table.expert_of.numpy()[1:usable].astype(np.int64)
     keys = np.where(owner >= 0, _keys(table)[np.maximum(owner, 0)], -1)
     if table.policy == "two_speed":
         ahead = owner > int(table.words[PASSED])
         keys = keys + np.where(ahead & (owner >= 0), keys >> rules.AHEAD, 0)
-    best = np.lexsort((np.arange(len(keys)), keys))[: len(table.victims)]
+    order = np.lexsort((np.arange(len(keys)), keys))
+    best = order[owner[order] < bound][: len(table.victims)]
     table.victims.zero_()
     table.victims[: len(best)] = torch.from_numpy(best + 1).int()
 
@@ -190,21 +192,83 @@ def look_ahead(table: Table, place: Place, now: Tensor, soon: Tensor) -> None:
         table.ahead[: len(brought)] = torch.tensor(sorted(brought), dtype=torch.int32)
 
 
-def fetch_ahead(table: Table, place: Place) -> None:
+def seed(table: Table, place: Place, ids: Tensor) -> None:
+    counts = np.bincount(ids[ids >= 0].numpy(), minlength=place.num_experts).astype(np.int32)
+    table.counts.copy_(torch.from_numpy(counts))
+    if table.policy == "two_speed":
+        base = place.layer * place.num_experts
+        slow = table.slow.numpy()[base : base + place.num_experts]
+        moved = slow - (slow >> 1) + (np.minimum(counts, rules.SEED_TOKENS) << rules.SEED_SHIFT)
+        slow[counts > 0] = moved[counts > 0]
+
+
+def promote(table: Table, place: Place, addresses: Tensor, span: tuple[int, int], quota: int) -> None:
+    base, nt, victims = place.layer * place.num_experts, place.num_tiles, table.victims.numpy()
+    slot_of, expert_of, tiles_in = table.slot_of.numpy(), table.expert_of.numpy(), table.tiles_in.numpy()
+    counts, keys, step = table.counts.numpy(), _keys(table), int(table.words[STEP])
+    ranked = np.lexsort((np.arange(len(counts)), -counts))[:quota]
+    wanted = {int(e) for e in ranked if counts[e] > 0}
+    if table.policy != "two_speed":
+        keys = keys.copy()
+        keys[base : base + place.num_experts] = step
+    chosen = []
+    for local in range(*span):
+        slot = max(int(slot_of[base + local]), 0)
+        have = int(tiles_in[slot]) if slot else 0
+        if int(addresses[local]) and have < nt and (slot or local in wanted):
+            chosen.append(base + local)
+    chosen = sorted(chosen, key=lambda e: (-keys[e], e))[: len(victims)]
+    kept = {base + e for e in wanted}
+    givable = [
+        v
+        for v, s in enumerate(victims.tolist())
+        if s > 0 and expert_of[s] < base + span[1] and int(expert_of[s]) not in kept
+    ]
+    brought = []
+    for expert in chosen:
+        slot = max(int(slot_of[expert]), 0)
+        have = int(tiles_in[slot]) if slot else 0
+        if not slot:
+            if table.policy != "two_speed":
+                table.fast[expert] = step
+            if not givable:
+                continue
+            at = givable.pop(0)
+            owner = int(expert_of[victims[at]])
+            if owner >= 0 and keys[owner] >= keys[expert]:
+                continue
+            slot, victims[at] = int(victims[at]), 0
+            if owner >= 0:
+                slot_of[owner] = -1
+            expert_of[slot], slot_of[expert] = expert, slot
+            table.stats[PROMOTED] += 1
+        tiles_in[slot] = nt
+        brought.append((expert, slot, have, nt))
+    table.ahead[len(brought) :, 0] = -1
+    if brought:
+        table.ahead[: len(brought)] = torch.tensor(sorted(brought), dtype=torch.int32)
+
+
+def fetch_ahead(table: Table, place: Place, addresses: Tensor | None) -> None:
     for expert, slot, first, end in table.ahead.tolist():
         if expert < 0:
             break
         a = place.tiles_offset + first * place.tile_bytes if first else 0
         b = place.tiles_offset + end * place.tile_bytes
-        place.slots[slot, a:b] = _seen(place, expert - place.layer * place.num_experts)[a:b]
+        local = expert - place.layer * place.num_experts
+        source = _seen(place, local) if addresses is None else _bytes_at(int(addresses[local]), b)
+        place.slots[slot, a:b] = source[a:b]
 
 
 def _seen(place: Place, expert: int) -> Tensor:
     """uint8 [record_bytes]: what lies at the address that the device was given."""
     assert place.address, "the device can't see these records"
     size = place.records.shape[1]
-    there = (ctypes.c_uint8 * size).from_address(place.address + expert * size)
-    return torch.from_numpy(np.ctypeslib.as_array(there))
+    return _bytes_at(place.address + expert * size, size)
+
+
+def _bytes_at(address: int, size: int) -> Tensor:
+    return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
 
 
 def run_tiles(table: Table, place: Place, call: Call) -> None:

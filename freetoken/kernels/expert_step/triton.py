@@ -23,7 +23,8 @@ PLAIN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32
 AGE_BLOCK = 1024
 COPY_BLOCKS, COPY_WORDS = 16, 2048
 """A prefetch keeps 256 KB on their way, several times what the link holds, and leaves most SMs alone."""
-SPILLS = {"look_up": 256, "look_ahead": 256}
+MOVE_BLOCKS = 64
+SPILLS = {"look_up": 256, "look_ahead": 320, "promote": 320}
 """Bytes a thread may spill: comparing all pairs of 256 experts doesn't fit its registers."""
 VECTOR_ROWS = 16
 """Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
@@ -94,16 +95,16 @@ def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
     )
 
 
-def prepare_victims(table: Table, layer: int, num_experts: int) -> None:
-    victims_launch(table)()
+def prepare_victims(table: Table, bound: int) -> None:
+    victims_launch(table, bound)()
 
 
-def victims_launch(table: Table) -> Launch:
+def victims_launch(table: Table, bound: int) -> Launch:
     slots = power_of_two(table.expert_of.numel())
     return Launch(
         _look_up.prepare_victims,
         (1,),
-        (table.words, table.expert_of, table.fast, table.slow, table.usable, table.victims),
+        (table.words, table.expert_of, table.fast, table.slow, table.usable, table.victims, bound),
         {"V": table.victims.numel(), "SP": slots, "TWO_SPEED": table.policy == "two_speed"},
         warps=8 if slots >= 2048 else 4,
     )
@@ -132,16 +133,55 @@ def look_ahead_launch(table: Table, place: Place, now: Tensor, soon: Tensor) -> 
     )
 
 
-def fetch_ahead(table: Table, place: Place) -> None:
-    fetch_launch(table, place)()
+def seed(table: Table, place: Place, ids: Tensor) -> None:
+    seed_launch(table, place, ids)()
 
 
-def fetch_launch(table: Table, place: Place) -> Launch:
+def seed_launch(table: Table, place: Place, ids: Tensor) -> Launch:
+    consts = {
+        "E": place.num_experts,
+        "EP": power_of_two(place.num_experts),
+        "B": 64,
+        "TWO_SPEED": table.policy == "two_speed",
+    }
+    return Launch(_ahead.seed, (1,), (ids, table.counts, table.slow, place.layer, ids.numel()), consts)
+
+
+def promote(table: Table, place: Place, addresses: Tensor, span: tuple[int, int], quota: int) -> None:
+    promote_launch(table, place, addresses, span, quota)()
+
+
+def promote_launch(
+    table: Table, place: Place, addresses: Tensor, span: tuple[int, int], quota: int
+) -> Launch:
+    residency = (table.slot_of, table.expert_of, table.tiles_in, table.fast, table.slow, table.victims)
+    told = (addresses, table.counts, table.words, table.stats)
+    return Launch(
+        _ahead.promote,
+        (1,),
+        (*told, *residency, table.ahead, place.layer, *span, quota),
+        {
+            "E": place.num_experts,
+            "EP": power_of_two(place.num_experts),
+            "V": table.victims.numel(),
+            "NT": place.num_tiles,
+            "TWO_SPEED": table.policy == "two_speed",
+        },
+        warps=4 if place.num_experts <= 128 else 8,
+    )
+
+
+def fetch_ahead(table: Table, place: Place, addresses: Tensor | None) -> None:
+    fetch_launch(table, place, addresses)()
+
+
+def fetch_launch(table: Table, place: Place, addresses: Tensor | None) -> Launch:
     return Launch(
         _ahead.fetch_ahead,
-        (COPY_BLOCKS,),
+        (COPY_BLOCKS if addresses is None else MOVE_BLOCKS,),
         (
             table.ahead,
+            addresses,
             place.address,
             place.records.shape[1],
             place.slots_address,
@@ -321,7 +361,7 @@ def _specimen_parts(
         slot_of=ints(experts * 48), expert_of=ints(4096), tiles_in=ints(4096), fast=ints(experts * 48),
         slow=ints(experts * 48), victims=ints(VICTIMS), words=ints(16), split=ints(16, 2),
         stats=ints(COUNTERS).long(), work=ints(experts, 4), here=ints(experts), usable=ints(1),
-        ahead=ints(VICTIMS, 4), budget=ints(1),
+        ahead=ints(VICTIMS, 4), counts=ints(experts), budget=ints(1),
     )  # fmt: skip
     raw = torch.empty(0, 4096, dtype=torch.uint8, device="meta")
     place = Place(1, experts, raw, 1 << 40, raw, coded, act)
@@ -329,13 +369,16 @@ def _specimen_parts(
     x = torch.empty(rows, hidden, dtype=dtype, device="meta")
     weights = torch.empty(rows, top_k, device="meta")
     call = Call(x, ints(rows, top_k), weights, weights, io if host else None)
-    total = table.fast.numel()
+    total, addresses = table.fast.numel(), ints(experts).long()
     return [
         Launch(_look_up.age, (1,), (table.words, table.fast, table.slow, total), _age_consts(table)),
         look_up_launch(table, place, call),
-        victims_launch(table),
+        victims_launch(table, experts),
         look_ahead_launch(table, place, call.ids, call.ids),
-        fetch_launch(table, place),
+        fetch_launch(table, place, None),
+        seed_launch(table, place, call.ids),
+        promote_launch(table, place, addresses, (0, experts), 8),
+        fetch_launch(table, place, addresses),
         run_launch(table, place, call, where),
         *([wait_launch(table, io)] if host else []),
         combine_launch(table, place, call, x, x),
