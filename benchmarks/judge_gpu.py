@@ -9,6 +9,7 @@
     fused    in process, 1 and 4 streams with all experts resident: a step without misses
     decode   in process, hybrid at 37 % and 11 %, 1 and 4 streams, beside the memories' limit
     prefill  in process, each idea of prompts taken away alone
+    elastic  4 GiB taken away and given back while four streams run
 
 Each phase prints a JSON line. One that fails says so in its line and the others go on; what the remaining
 time can't hold is left out and named. Needs an NVIDIA GPU; with --tiny it runs anywhere with --device sim or
@@ -74,8 +75,9 @@ def phases(args: argparse.Namespace) -> list[Phase]:
         Phase("fused", 30, ft("decode", *on, "--backend", "fused", *streams, *few)),
         Phase("decode", 60, ft("decode", *on, "--backend", "hybrid", "--share", *shares, *streams, *few)),
         Phase("prefill", 80, ft("prefill", *on, *at_first, "--ablate", *few, "--prompt", *long)),
+        Phase("elastic", 40, ft("elastic", *on, *at_first, *["--move", "1MiB"] * tiny)),
     ]
-    wanted = args.phases or ["http", "suffix", "fused", "decode", "prefill"]
+    wanted = args.phases or ["http", "suffix", "fused", "decode", "prefill", "elastic"]
     return [phase for name in wanted for phase in found if phase.name == name]
 
 

@@ -146,12 +146,13 @@ class Driven:
         tokens = sum(len(one.ids) for one in window.asked)
         if window.start is None and fewest >= window.first:
             now = self._clock.now()
-            window.start = Mark(now, tokens, self._counters())
+            window.start = Mark(now, tokens, self.counters())
         elif window.start is not None and window.end is None and fewest >= window.last:
             now = self._clock.now()
-            window.end = Mark(now, tokens, self._counters())
+            window.end = Mark(now, tokens, self.counters())
 
-    def _counters(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
+        """What the experts have counted; in the engine's thread, or while nothing runs."""
         experts = self.built.engine.runner.experts
         experts.settle()
         return {**vars(experts.stats), "engine_steps": self.built.engine.stats.steps}

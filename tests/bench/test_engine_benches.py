@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from freetoken.bench import _setups, decode, prefill, suffix, synth
+from freetoken.bench import _setups, decode, elastic, prefill, suffix, synth
 from freetoken.bench._engine import Asked, Driven
 from freetoken.bench._hammer import hammering
 from freetoken.bench._rates import Moved, Rates
@@ -187,3 +187,11 @@ def test_emptied_slots_hold_hardly_anybody(model):
         prefill.empty_slots(Member(setup, engine))
         assert slots.num_slots == count and slots.num_resident <= engine.built.plan.min_slots < before
         engine.run(list(range(400, 430)), 4)
+
+
+def test_moving_memory_pauses_streams_and_changes_nothing_they_say(model, capsys):
+    words = ("--device", "sim", "--backend", "hybrid", "--gpu-memory", 90 << 20, "--move", "1MiB")
+    assert run_bench(elastic, "--model", model, *words, "--moves", 2, "--streams", 2, "--json") == 0
+    row = last_object(capsys)["rows"][0]
+    assert row["equal"] and len(row["pause_ms"]) == row["moves"] == 2 and min(row["pause_ms"]) >= 0
+    assert row["move_bytes"] == 1 << 20 and min(row["move_ms"]) > 0

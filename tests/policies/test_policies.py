@@ -99,7 +99,7 @@ class TwoSpeedTwin(Twin):
         self.age(step)
         for e, c in zip(ids, counts, strict=True):
             self.slow[e] -= self.slow[e] // 2
-            self.slow[e] += min(c, 64) * two_speed.ONE // 64 // 2
+            self.slow[e] += min(c, 32) * two_speed.ONE // 32 // 2
 
 
 TWINS = {"lru": LruTwin, "lru_seeded": LruSeededTwin, "decayed": DecayedTwin, "two_speed": TwoSpeedTwin}

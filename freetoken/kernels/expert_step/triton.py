@@ -24,7 +24,7 @@ AGE_BLOCK = 1024
 COPY_BLOCKS, COPY_WORDS = 16, 2048
 """A prefetch keeps 256 KB on their way, several times what the link holds, and leaves most SMs alone."""
 MOVE_BLOCKS = 64
-SPILLS = {"look_up": 256, "look_ahead": 320, "promote": 320}
+SPILLS = {"look_up": 256, "look_ahead": 320, "promote": 512}
 """Bytes a thread may spill: comparing all pairs of 256 experts doesn't fit its registers."""
 VECTOR_ROWS = 16
 """Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
