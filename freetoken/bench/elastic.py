@@ -1,4 +1,4 @@
-"""`ft bench elastic`: what it costs running streams when device memory moves between experts and everything else.
+"""`ft bench elastic`: what running streams pay when device memory moves between experts and everything else.
 
 Streams decode; again and again a part of the device's memory is taken away and given back at a step boundary.
 A pause is the longest gap between two tokens of any stream around a move, less the usual gap. The same
