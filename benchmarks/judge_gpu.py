@@ -44,6 +44,7 @@ NEEDED = (
 )
 SHARES = ("0.37", "0.11")
 PEER_REPEATS = ("5", "2")
+STOP_S = 40.0
 
 
 @dataclass(frozen=True)
@@ -107,21 +108,33 @@ def run(phase: Phase, left_s: float, say: Callable[[dict[str, Any]], None]) -> b
     paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     line: dict[str, Any] = {"phase": phase.name}
+    process = subprocess.Popen(
+        phase.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=REPO, text=True
+    )
     try:
-        done = subprocess.run(
-            phase.words, capture_output=True, timeout=left_s, env=environment, cwd=REPO, text=True
-        )  # fmt: skip
-        if done.returncode:
-            line |= {"error": f"exit code {done.returncode}", "tail": (done.stderr or "").splitlines()[-8:]}
-        if done.stdout.strip():
-            line |= json.loads(done.stdout.strip().splitlines()[-1])
+        out, told = process.communicate(timeout=left_s)
+        if process.returncode:
+            line |= {"error": f"exit code {process.returncode}", "tail": told.splitlines()[-8:]}
+        if out.strip():
+            line |= json.loads(out.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         line["error"] = f"did not end within {left_s:.0f} s"
+        stop(process)
     except ValueError as error:
         line["error"] = f"its last line is no object: {error}"
     line["seconds"] = round(time.monotonic() - began, 1)
     say(line)
     return "error" not in line
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Ask first: a phase that started servers stops them on its way out."""
+    process.terminate()
+    try:
+        process.communicate(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def main() -> int:
@@ -136,8 +149,10 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script")
     args = parser.parse_args()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not list((REPO / "freetoken" / "native").glob("libfreetoken.*")):
+        missing.append("the native library (python setup.py build_ext --inplace)")
     if missing:
-        print(f"missing packages: {', '.join(missing)}", file=sys.stderr)
+        print(f"missing: {', '.join(missing)}", file=sys.stderr)
     end = time.monotonic() + 60 * args.minutes
     fine = True
 

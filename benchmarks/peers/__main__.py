@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Iterable
@@ -186,5 +187,11 @@ def main(words: list[str] | None = None) -> int:
     return 0
 
 
+def _leave(number: int, frame: object) -> None:
+    """A stop from outside ends the servers, too."""
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)
     raise SystemExit(main())
