@@ -14,6 +14,9 @@ from typing import Any
 
 _BLOCK_WORDS = 256
 _THREADS_BY_DEFAULT = 4
+_QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+"""Called by the library as long as it is loaded, whatever became of an engine."""
+_F16, _AUTO = 1, 0xFFFFFFFF
 
 
 class _Block(ctypes.Structure):
@@ -46,12 +49,14 @@ def _installed() -> list[Path]:
 
 
 class Llama:
-    """One model in one context, decoding sequence 0."""
+    """One model in one context, decoding sequence 0.
 
-    def __init__(self, folder: Path, model: Path, context: int, threads: int) -> None:
+    exact   keys and values in F32 and no flash attention, to compare logits
+    """
+
+    def __init__(self, folder: Path, model: Path, context: int, threads: int, *, exact: bool = False) -> None:
         self._lib = lib = _load(folder)
-        self._log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-        lib.llama_log_set(self._log, None)
+        lib.llama_log_set(_QUIET, None)
         lib.llama_backend_init()
         params = lib.llama_model_default_params()
         self._model = lib.llama_model_load_from_file(str(model).encode(), params)
@@ -59,17 +64,28 @@ class Llama:
             raise SystemExit(f"llama.cpp can't load {model}")
         params = lib.llama_context_default_params()
         params.words[0] = context
-        self._set_threads(params, threads)
+        at = self._set_threads(params, threads)
+        if exact:
+            self._set_exact(params, at)
         self._context = lib.llama_init_from_model(self._model, params)
         self._memory = lib.llama_get_memory(self._context)
         self.kernels = _attach_workers(lib, self._context, threads)
 
-    def _set_threads(self, params: Any, threads: int) -> None:
-        """n_threads and n_threads_batch are the first two neighbours that hold the default."""
+    def _set_exact(self, params: Any, threads_at: int) -> None:
+        """Behind the threads stand four settings at "auto", flash attention last; then K's and V's types."""
+        words = params.words
+        first = next(at for at in range(threads_at, 40) if words[at] == _AUTO)
+        types = next(at for at in range(first, 40) if words[at] == words[at + 1] == _F16)
+        if any(words[at] != _AUTO for at in range(first, first + 4)):
+            raise SystemExit("this llama.cpp lays its parameters out in another way")
+        words[first + 3] = words[types] = words[types + 1] = 0
+
+    def _set_threads(self, params: Any, threads: int) -> int:
+        """n_threads and n_threads_batch are the first two neighbours at the default. Returns their place."""
         for at in range(4, 32):
             if params.words[at] == params.words[at + 1] == _THREADS_BY_DEFAULT:
                 params.words[at] = params.words[at + 1] = threads
-                return
+                return at
         raise SystemExit("this llama.cpp lays its parameters out in another way")
 
     def reset(self) -> None:
