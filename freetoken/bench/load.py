@@ -9,6 +9,7 @@ Without a model a random one is written, as safetensors and as FTW.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -136,6 +137,7 @@ def measure(path: Path, mode: str, repeat: int) -> dict[str, Any]:
     cpu: dict[str, list[float]] = {side: [] for side in runs}
     for turn in range(repeat):  # who comes first changes: some disks give more to who comes after a pause
         for side in list(runs)[:: -1 if turn % 2 else 1]:
+            gc.collect()  # the bank of the turn before
             began, spent = time.perf_counter(), time.process_time()
             runs[side]()
             times[side].append(time.perf_counter() - began)

@@ -122,9 +122,9 @@ class WeightFormat(abc.ABC):
             self.pack_tile(gate[cut], up[cut], down_t[cut], row[:size])
 
     def pack_coded(
-        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
+        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile_width: int, out: Tensor
     ) -> None:
-        """Write tile `tile` of an expert that comes in codes: gate, up [I, H] and down [H, I], whole."""
+        """Write all tiles of an expert in codes: gate, up [I, H] and down [H, I]; `out` uint8 [T, bytes]."""
         raise NotImplementedError(f"{self.name} has no codes")
 
     def adopt(self, stored: CodedMatrix) -> CodedMatrix:

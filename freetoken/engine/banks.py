@@ -18,11 +18,14 @@ from freetoken.core.weights import WeightFormat
 from freetoken.engine.heat import Heat
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.bank import ExpertBank
-from freetoken.experts.loading import Deferred, Job, Loading, hottest_first, record_jobs
+from freetoken.experts.loading import THREADS, Deferred, Job, Loading, hottest_first, record_jobs
 from freetoken.experts.record import RecordLayout
+from freetoken.native.topology import default_threads
 from freetoken.quant import _reading as formats
 from freetoken.weights.ftw_index import INDEX_NAME, Index
 from freetoken.weights.load import Checkpoint
+
+MOST_THREADS = 24
 
 
 def make_bank(
@@ -121,7 +124,9 @@ class Filling:
             pin=self._pin if pins else _keep,
             done=self._ended,
         )
-        self._loading.start()
+        # Cutting takes cores; reading records as they lie takes none that a few threads wouldn't have.
+        packs = self._checkpoint.records is None
+        self._loading.start(max(THREADS, min(default_threads(), MOST_THREADS)) if packs else THREADS)
 
     def _jobs(self) -> list[Job]:
         checkpoint = self._checkpoint

@@ -66,8 +66,7 @@ class RecordSink(ExpertSink):
         one, fmt = self.layouts[layer], self.formats[layer]
         _check_shapes(one, (layer, expert), *(m["codes"] for m in matrices))
         record = self.place(layer, expert)
-        for tile, out in enumerate(one.tiles(record)):
-            fmt.pack_coded(matrices, tile, one.tile_width, out[: one.code_bytes])
+        fmt.pack_coded(matrices, one.tile_width, one.tiles(record)[:, : one.code_bytes])
         _put_biases(one, (layer, expert), record, biases)
         self.finish(layer, expert, record)
 

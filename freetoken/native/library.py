@@ -212,10 +212,11 @@ class Library:
         self._ready()
         self._lib.ft_coded_numbers(self._at, self.formats.index(format), *places, *shape, *rows)
 
-    def unblock(self, blocks: object, rows: tuple[int, int, int, int], streams: object, down: bool) -> bool:
-        """Cut GGUF blocks into a tile's streams (native/unblock.py); False if a factor isn't a number."""
-        call = self._lib.ft_unblock_down if down else self._lib.ft_unblock_rows
-        return int(call(blocks, *rows, streams)) == 0
+    def unblock(
+        self, blocks: object, lying: tuple[int, int, int, int, int], streams: object, step: int, down: bool
+    ) -> bool:
+        """Cut blocks into the streams of tiles (native/unblock.py); False if a factor isn't a number."""
+        return int(self._lib.ft_unblock_tiles(blocks, *lying, streams, step, int(down))) == 0
 
     def read(self, data: int, num_bytes: int, tier: str = "") -> int:
         """Read memory with all threads, for measuring."""
@@ -278,8 +279,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_matrix_bytes": (_U64, [c_int, _I64, _I64]),
         "ft_coded_linear": (c_int, [c_int, c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
         "ft_coded_numbers": (c_int, [c_int, c_int, _PTR, _PTR, _I64, _I64, _I64, _I64]),
-        "ft_unblock_rows": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
-        "ft_unblock_down": (c_int, [_PTR, _PTR, _I64, _I64, _I64, _PTR]),
+        "ft_unblock_tiles": (c_int, [_PTR, _PTR, *[_I64] * 4, _PTR, _I64, c_int]),
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _F32, *[_PTR] * 4, *[_I64] * 3]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),

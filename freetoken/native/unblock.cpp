@@ -207,4 +207,18 @@ FT_API int ft_unblock_down(const ft_blocks* f, const uint8_t* raw, int64_t step,
   return 0;
 }
 
+FT_API int ft_unblock_tiles(const ft_blocks* f, const uint8_t* raw, int64_t step, int64_t hidden, int64_t w,
+                            int64_t count, uint8_t* const* streams, int64_t tile_step, int down) {
+  uint8_t* places[2 + FT_PARTS_MOST];
+  const int64_t skip = down ? w / f->columns * f->block_bytes : w * step;
+  for (int64_t t = 0; t < count; t++) {
+    for (uint32_t s = 0; s < f->num_planes + f->num_parts; s++) places[s] = streams[s] + t * tile_step;
+    const uint8_t* from = raw + t * skip;
+    const int failed = down ? ft_unblock_down(f, from, step, hidden, w, places)
+                            : ft_unblock_rows(f, from, step, w, hidden, places);
+    if (failed) return 1;
+  }
+  return 0;
+}
+
 }  // extern "C"

@@ -37,6 +37,10 @@ FT_API int ft_unblock_rows(const ft_blocks*, const uint8_t* raw, int64_t step, i
 /* Likewise w columns of down, from each of its `hidden` rows: `raw` points at the first of them. */
 FT_API int ft_unblock_down(const ft_blocks*, const uint8_t* raw, int64_t step, int64_t hidden, int64_t w,
                            uint8_t* const* streams);
+/* All tiles of a matrix, w of its I columns each: `streams` are those of the first tile, the next one's lie
+ * `tile_step` bytes further. */
+FT_API int ft_unblock_tiles(const ft_blocks*, const uint8_t* raw, int64_t step, int64_t hidden, int64_t w,
+                            int64_t count, uint8_t* const* streams, int64_t tile_step, int down);
 
 #ifdef __cplusplus
 }

@@ -49,13 +49,14 @@ class Blocks(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Where rows of blocks lie: an address, bytes from row to row, how many rows and columns."""
+class Lying:
+    """Where a matrix of blocks lies: an address, bytes from row to row; H, and w of its I for each tile."""
 
     address: int
     step: int
-    rows: int
-    columns: int
+    hidden: int
+    width: int
+    tiles: int
 
 
 def blocks_of(
@@ -84,9 +85,13 @@ def available() -> bool:
     return library() is not None
 
 
-def unblock(blocks: Blocks, rows: Rows, streams: Sequence[int], *, down: bool) -> bool:
-    """Cut rows into streams at these addresses (planes, then parts); False if a factor isn't a number."""
+def unblock(blocks: Blocks, lying: Lying, streams: Sequence[int], step: int, *, down: bool) -> bool:
+    """Cut a matrix into all its tiles; False if a factor isn't a number.
+
+    streams   addresses in the first tile, planes and then parts; `step` bytes further are the next tile's
+    """
     lib = library()
     assert lib is not None
     places = (ctypes.c_void_p * len(streams))(*streams)
-    return lib.unblock(ctypes.byref(blocks), (rows.address, rows.step, rows.rows, rows.columns), places, down)
+    where = (lying.address, lying.step, lying.hidden, lying.width, lying.tiles)
+    return lib.unblock(ctypes.byref(blocks), where, places, step, down)

@@ -113,7 +113,7 @@ class CodedFormat(WeightFormat):
     def refuse(self, coded: CodedMatrix) -> None:
         """WeightsError if a part holds anything but finite numbers."""
         for part in self.parts:
-            if not bool(torch.isfinite(coded[part.name].float()).all()):
+            if part.dtype.is_floating_point and not _finite(coded[part.name]):
                 raise not_finite(self.name, part.name)
 
     def tile_bytes(self, tile_width: int, hidden: int) -> int:
@@ -181,27 +181,55 @@ class CodedFormat(WeightFormat):
         self.pack(self.encode(gate.float()), self.encode(up.float()), self.encode(down_t.t().float()), out)
 
     def pack_coded(
-        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
+        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile_width: int, out: Tensor
     ) -> None:
-        self.pack_some(dict(zip(MATRICES, matrices, strict=True)), tile, tile_width, out)
+        self.pack_some(dict(zip(MATRICES, matrices, strict=True)), tile_width, out)
 
-    def pack_some(self, matrices: Mapping[str, CodedMatrix], tile: int, w: int, out: Tensor) -> None:
-        """Write tile `tile` of some of an expert's matrices, which come whole."""
-        if not tile:  # all of it at once, not tile by tile
-            self._refuse_all(matrices)
-        a, b = tile * w, (tile + 1) * w
+    def pack_some(self, matrices: Mapping[str, CodedMatrix], w: int, tiles: Tensor) -> None:
+        """Write all tiles of some of an expert's matrices, which come whole; `tiles` uint8 [T, bytes].
+
+        Whoever read the codes has had them looked through (`refuse`).
+        """
+        if self._write_all(matrices, w, tiles):
+            return
         axes = {GATE: -2, UP: -2, DOWN: -1}
-        self._write({name: self._cut(m, a, b, axes[name]) for name, m in matrices.items()}, out)
+        for tile, out in enumerate(tiles):
+            a, b = tile * w, (tile + 1) * w
+            self._write({name: self._cut(m, a, b, axes[name]) for name, m in matrices.items()}, out)
+
+    def _write_all(self, matrices: Mapping[str, CodedMatrix], w: int, tiles: Tensor) -> bool:
+        """The same bytes by the native library, all tiles of a stream at once; False if it can't."""
+        if type(self).store is not CodedFormat.store:
+            return False
+        hidden = next(m["codes"].shape[-2 if name == DOWN else -1] for name, m in matrices.items())
+        tiles.zero_()
+        streams = list(self.streams(w, hidden, tuple(matrices)))
+        if not all(self._cut_planes(n, m["codes"], (hidden, w), tiles, streams) for n, m in matrices.items()):
+            return False
+        for one in streams:
+            if one.part is None:
+                continue
+            into = tiles[:, one.offset : one.offset + one.num_bytes]
+            if not one.part.columns:
+                single = torch.stack([m[one.part.name].reshape(()) for m in matrices.values()])
+                into.copy_(single.view(torch.uint8))
+                continue
+            down = one.matrix == DOWN
+            values = matrices[one.matrix][one.part.name]
+            lines = _whole(values.t() if down else values).view(torch.uint8)
+            span = one.part.columns if down else one.part.rows
+            # Tiles that share a scale have a copy each.
+            first = torch.arange(len(tiles)) * w // span
+            rows = (first[:, None] + torch.arange(one.height)).flatten()
+            into.copy_(lines[rows].view(len(tiles), -1))
+        return True
 
     def pack(self, gate: CodedMatrix, up: CodedMatrix, down: CodedMatrix, out: Tensor) -> None:
         """Write one tile: gate, up [w, H] and down [H, w] in coded form; `out` uint8 [tile_bytes]."""
         matrices = {GATE: gate, UP: up, DOWN: down}
-        self._refuse_all(matrices)
-        self._write(matrices, out)
-
-    def _refuse_all(self, matrices: Mapping[str, CodedMatrix]) -> None:
         for coded in matrices.values():
             self.refuse(coded)
+        self.pack_some(matrices, gate["codes"].shape[0], out[None])
 
     def _write(self, matrices: Mapping[str, CodedMatrix], out: Tensor) -> None:
         name, first = next(iter(matrices.items()))
@@ -209,12 +237,7 @@ class CodedFormat(WeightFormat):
         matrices = {name: self.store(coded) for name, coded in matrices.items()}
         out.zero_()
         streams = list(self.streams(w, h, tuple(matrices)))
-        done: list[str] = []
-        if self.words and self.planes:
-            done = [n for n, m in matrices.items() if self._cut_planes(n, m["codes"], out, streams)]
         for one in streams:
-            if one.part is None and one.matrix in done:
-                continue
             if one.part is None:
                 body = self._pack_plane(one, matrices[one.matrix]["codes"])
             elif not one.part.columns:
@@ -257,7 +280,7 @@ class CodedFormat(WeightFormat):
         return self.bytes_of(rows, columns, (GATE,))
 
     def pack_matrix(self, coded: CodedMatrix, out: Tensor) -> None:
-        self.pack_some({GATE: coded}, 0, coded["codes"].shape[0], out)
+        self.pack_some({GATE: coded}, coded["codes"].shape[0], out[None])
 
     def matrix_rows(self, packed: Tensor, shape: tuple[int, int], rows: Tensor) -> Tensor:
         one = packed.new_zeros(len(rows), self.matrix_bytes(1, shape[1]))
@@ -283,14 +306,17 @@ class CodedFormat(WeightFormat):
     def _row_bytes(self, h: int, bits: int) -> int:
         return ceil_div(h, 512 // bits) * 64 if self.words else h * bits // 8
 
-    def _cut_planes(self, name: str, codes: Tensor, out: Tensor, streams: Sequence[Stream]) -> bool:
-        """Write a matrix's planes with the native library, which gives the same bytes; False if it can't."""
-        blocks = _byte_codes(codes.shape[-1], self.planes)
+    def _cut_planes(
+        self, name: str, codes: Tensor, shape: tuple[int, int], tiles: Tensor, streams: Sequence[Stream]
+    ) -> bool:
+        """Write a matrix's planes into all tiles of [H, w] with the native library; False if it can't."""
+        hidden, w = shape
+        blocks = _byte_codes(w if name == DOWN else hidden, self.planes, self.words)
         if blocks is None or codes.dtype != torch.uint8 or codes.stride(-1) != 1:
             return False
-        places = [out.data_ptr() + s.offset for s in streams if s.part is None and s.matrix == name]
-        rows = unblock.Rows(codes.data_ptr(), codes.stride(0), *codes.shape)
-        return unblock.unblock(blocks, rows, places, down=name == DOWN)
+        places = [tiles.data_ptr() + s.offset for s in streams if s.part is None and s.matrix == name]
+        lying = unblock.Lying(codes.data_ptr(), codes.stride(0), hidden, w, len(tiles))
+        return unblock.unblock(blocks, lying, places, tiles.stride(0), down=name == DOWN)
 
     def _pack_plane(self, one: Stream, codes: Tensor) -> Tensor:
         """Codes [rows, K] -> what the stream holds, of any dtype and shape."""
@@ -329,12 +355,19 @@ class CodedFormat(WeightFormat):
 
 
 @functools.lru_cache
-def _byte_codes(columns: int, planes: tuple[int, ...]) -> unblock.Blocks | None:
+def _byte_codes(columns: int, planes: tuple[int, ...], words: bool) -> unblock.Blocks | None:
     """Rows of one code a byte, for the native library: a row is one block without parts."""
     if not unblock.available() or columns >= 1 << 16:
         return None
     field = unblock.Field(0, unblock.RAW, 8, 0, columns, 0)
-    return unblock.blocks_of([field], planes, [], (columns, columns, 1))
+    return unblock.blocks_of([field], planes, [], (columns, columns, int(words)))
+
+
+def _finite(values: Tensor) -> bool:
+    """True if all of a part's numbers are numbers; float8_e4m3fn knows one that isn't, with either sign."""
+    if values.dtype == torch.float8_e4m3fn:
+        return not values.numel() or int((values.view(torch.uint8) & 0x7F).amax()) < 0x7F
+    return bool(torch.isfinite(values).all())
 
 
 def _scale(lies: Stream, start: int, matrix: tuple[str, int], named: str) -> Scale:

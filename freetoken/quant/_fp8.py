@@ -41,7 +41,8 @@ class Fp8(CodedFormat):
 
     def refuse(self, coded: CodedMatrix) -> None:
         super().refuse(coded)
-        if bool((coded["codes"] & 0x7F == 0x7F).any()):
+        codes = coded["codes"]
+        if codes.numel() and int((codes & 0x7F).amax()) == 0x7F:
             raise not_finite(self.name, "code")
 
     def from_tensors(self, weight: Tensor, scales: Tensor) -> CodedMatrix:

@@ -172,18 +172,16 @@ class GgufFormat(CodedFormat):
         shape = (self.gguf_columns, self.gguf_bytes, int(self.words))
         return unblock.blocks_of(known, self.planes, parts, shape) if len(known) == len(fields) else None
 
-    def pack_some(self, matrices: Mapping[str, CodedMatrix], tile: int, w: int, out: Tensor) -> None:
+    def pack_some(self, matrices: Mapping[str, CodedMatrix], w: int, tiles: Tensor) -> None:
         if self.blocks is None or any(BLOCKS not in m for m in matrices.values()):
             given = {n: self.from_gguf(m[BLOCKS]) if BLOCKS in m else m for n, m in matrices.items()}
-            return super().pack_some(given, tile, w, out)
-        out.zero_()  # between streams
+            return super().pack_some(given, w, tiles)
+        tiles.zero_()  # between streams
         hidden = next(m["codes"].shape[-2 if name == DOWN else -1] for name, m in matrices.items())
         streams = list(self.streams(w, hidden, tuple(matrices)))
         for matrix, coded in matrices.items():
-            raw, down = coded[BLOCKS], matrix == DOWN
-            places = [out.data_ptr() + s.offset for s in streams if s.matrix == matrix]
-            skip = tile * w // self.gguf_columns * self.gguf_bytes if down else tile * w * raw.stride(0)
-            rows, columns = (hidden, w) if down else (w, hidden)
-            lying = unblock.Rows(raw.data_ptr() + skip, raw.stride(0), rows, columns)
-            if not unblock.unblock(self.blocks, lying, places, down=down):
+            raw = coded[BLOCKS]
+            places = [tiles.data_ptr() + s.offset for s in streams if s.matrix == matrix]
+            lying = unblock.Lying(raw.data_ptr(), raw.stride(0), hidden, w, len(tiles))
+            if not unblock.unblock(self.blocks, lying, places, tiles.stride(0), down=matrix == DOWN):
                 raise not_finite(self.name, "factor")

@@ -41,17 +41,17 @@ class MixedFormat(WeightFormat):
     def pack_tile(self, gate: Tensor, up: Tensor, down_t: Tensor, out: Tensor) -> None:
         whole = dict(zip(MATRICES, (gate, up, down_t.t()), strict=True))
         coded = {name: fmt.encode(whole[name].float()) for fmt, names in self.parts for name in names}
-        self._pack(coded, 0, len(gate), out)
+        self._pack(coded, len(gate), out[None])
 
     def pack_coded(
-        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile: int, tile_width: int, out: Tensor
+        self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile_width: int, out: Tensor
     ) -> None:
-        self._pack(dict(zip(MATRICES, matrices, strict=True)), tile, tile_width, out)
+        self._pack(dict(zip(MATRICES, matrices, strict=True)), tile_width, out)
 
-    def _pack(self, matrices: Mapping[str, CodedMatrix], tile: int, w: int, out: Tensor) -> None:
+    def _pack(self, matrices: Mapping[str, CodedMatrix], w: int, out: Tensor) -> None:
         hidden = matrices[DOWN]["codes"].shape[-2]
         for (fmt, names), raw in zip(self.parts, self._split(out, w, hidden), strict=True):
-            fmt.pack_some({name: matrices[name] for name in names}, tile, w, raw)
+            fmt.pack_some({name: matrices[name] for name in names}, w, raw)
 
     def tile_weights(self, tiles: Tensor, tile_width: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
         found: dict[str, Tensor] = {}

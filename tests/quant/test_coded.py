@@ -56,6 +56,23 @@ def test_an_expert_in_codes_is_laid_out_and_comes_back_bit_by_bit(
 
 
 @pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
+def test_all_tiles_at_once_are_the_bytes_of_one_after_the_other(fmt: CodedFormat) -> None:
+    width, count, h = max(fmt.block, 32), 5, 2 * fmt.columns_multiple
+    i = width * count
+    made = {"gate": drawn(fmt, i, h, 1), "up": drawn(fmt, i, h, 2), "down": drawn(fmt, h, i, 3)}
+    tiles = torch.full((count, fmt.tile_bytes(width, h) + 64), 7, dtype=torch.uint8)
+    fmt.pack_some(made, width, tiles[:, :-64])
+    for tile, row in enumerate(tiles):
+        wanted = torch.full_like(row, 7)
+        cut = slice(tile * width, (tile + 1) * width)
+        fmt._write(
+            {n: fmt._cut(m, cut.start, cut.stop, -1 if n == "down" else -2) for n, m in made.items()},
+            wanted[:-64],
+        )
+        assert torch.equal(row, wanted)
+
+
+@pytest.mark.parametrize("fmt", CODED, ids=lambda f: f.name)
 @SHARED
 @given(seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 100.0]))
 def test_quantising_stays_within_the_stated_error(fmt: CodedFormat, seed: int, scale: float) -> None:

@@ -10,7 +10,8 @@ from freetoken.weights.dialect import Unreadable
 
 def nibbles(packed: Tensor) -> Tensor:
     """uint8 [.., n], low nibble first -> codes uint8 [.., 2 n]."""
-    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+    wide = packed.to(torch.int16)  # two codes at once, where the low byte of a word lies first
+    return ((wide << 4).bitwise_or_(wide).bitwise_and_(0x0F0F)).view(torch.uint8)
 
 
 def fields(words: Tensor, bits: int, axis: int) -> Tensor:
