@@ -20,6 +20,8 @@ SCRIPT = Path(__file__).parent / "serve_stamps.py"
 SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
 STEP_S, HEAD_S = 0.02, 1.0
 LATE_S = 0.02
+POOL = 8
+"""Threads that the event loop keeps for blocking calls, however many there are."""
 
 
 @dataclass
@@ -39,6 +41,10 @@ class Server:
     @property
     def open_files(self) -> int:
         return psutil.Process(self.popen.pid).num_fds()
+
+    @property
+    def threads(self) -> int:
+        return psutil.Process(self.popen.pid).num_threads()
 
     async def idle(self) -> None:
         """Wait until nothing runs any more."""
@@ -115,13 +121,15 @@ async def test_streams_of_whom_one_in_five_leaves_run_without_leak_or_error(serv
     await stream(server, 20)
     await asyncio.gather(*(client() for _ in range(streams)))
     await server.idle()
-    memory, files = server.memory, server.open_files
+    memory, files, threads = server.memory, server.open_files, server.threads
     until = time.monotonic() + seconds / 4
     await asyncio.gather(*(client() for _ in range(streams)))
     await server.idle()
+    now = server.memory, server.open_files, server.threads
+    print(f"{counts}; memory, open files, threads: {(memory, files, threads)}, later {now}")
     assert counts["whole"] >= streams and counts["left"] >= streams // 10, counts
-    assert server.memory - memory < 32 << 20
-    assert server.open_files <= files + 5
+    assert now[0] - memory < 32 << 20
+    assert now[1] <= files + 5 and now[2] <= threads + POOL
 
 
 @pytest.mark.parametrize(("tokens", "bound_s"), [(50, 0.5), pytest.param(1500, LATE_S, marks=SOAK)])

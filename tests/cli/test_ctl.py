@@ -14,6 +14,7 @@ import pytest
 from freetoken.api.server import serving
 from freetoken.cli import main
 from freetoken.core.options import Options
+from freetoken.core.units import MIB
 from freetoken.llm import build_llm
 
 RULES = "You are a careful assistant. " * 12
@@ -74,6 +75,43 @@ def test_cache_shows_memory_and_changes_it(place: str, capsys: pytest.CaptureFix
     assert json.loads(ctl(place, capsys, "cache", "--json"))["memory"] == before | {
         "kv_pages_used": json.loads(ctl(place, capsys, "cache", "--json"))["memory"]["kv_pages_used"]
     }
+
+
+def test_memory_changes_while_an_answer_streams_and_changes_no_token(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A GPU that is simulated: slots and pages are traded under a running request, over HTTP."""
+    options = Options(
+        device="sim", machine="4060-laptop", moe_backend="offload", gpu_memory=110 * MIB, port=0,
+        max_model_len=1024,
+    )  # fmt: skip
+    llm = build_llm(options)
+    body = {"prompt": RULES, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+
+    def stream(base: str, budgets: list[int]) -> str:
+        """The streamed text; between its pieces the memory budget changes, by both ways there are."""
+        text, wishes = "", iter(budgets)
+        with httpx.stream(
+            "POST", f"{base}/v1/completions", json={**body, "stream": True}, timeout=120
+        ) as reply:
+            for number, line in enumerate(reply.iter_lines()):
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+                if number % 10 == 9 and (wish := next(wishes, None)):
+                    memory = json.loads(ctl(base, capsys, "cache", "--memory", str(wish), "--json"))["memory"]
+                    assert memory["budget_bytes"] == wish and memory["kv_pages_used"] > 0
+                    posted = httpx.post(f"{base}/v1/cache/resize", json={"memory": wish + MIB}, timeout=60)
+                    assert posted.json()["memory"]["budget_bytes"] == wish + MIB
+        assert next(wishes, None) is None, "the answer ended before the memory had changed"
+        return text
+
+    try:
+        with serving(llm, options) as base:
+            untouched = stream(base, [])
+            assert stream(base, [75 * MIB, 100 * MIB, 72 * MIB]) == untouched != ""
+            assert httpx.get(f"{base}/v1/stats").json()["engine"]["resizes"] == 6
+    finally:
+        llm.close()
 
 
 def test_a_wish_that_does_not_fit_and_a_server_that_is_not_there_are_told(

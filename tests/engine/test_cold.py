@@ -169,6 +169,26 @@ def test_prefixes_survive_a_restart_and_damage_costs_time_only(tmp_path: Path) -
     third.check_empty()
 
 
+def test_a_disk_that_fills_while_requests_run_costs_its_tier_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tier = DiskTier(tmp_path, "toy", 1 << 20)
+    bench, asked = Bench(pages=40, slots=40, cold=2000, disk=tier), prompts()
+    ask_all(bench, asked, "a")
+    written = bench.cache.snapshot()["disk_written_bytes"]
+    assert tier.is_on and written > 0
+    monkeypatch.setattr(disk_module.os, "replace", full)
+    ask_all(bench, prompts(16), "b")
+    assert not tier.is_on and bench.cache.snapshot()["disk_written_bytes"] == written
+    again = prompts(16)[-1:]
+    assert ask_all(bench, [*asked[:2], *again, *again], "c") > 0, "host memory still keeps prefixes"
+    bench.cache.flush()
+    bench.check_empty()
+
+
 @pytest.mark.parametrize("wishes", [{}, {"exact": True}])
 def test_a_server_that_starts_again_knows_what_it_knew(tmp_path: Path, wishes: dict) -> None:
     options = {"device": "cpu", "cold_disk": 64 * MIB, "cold_path": str(tmp_path), "max_model_len": 2048}

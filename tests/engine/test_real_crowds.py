@@ -88,10 +88,10 @@ def budgets(served: Served) -> tuple[int, int, int, int]:
     return fixed, sizes.page_bytes, 26, 44
 
 
-def write_model(kind: str, folder: Path) -> str:
+def write_model(kind: str, folder: Path, **sizes: int) -> str:
     """A tiny checkpoint of a kind with the demo model's text side; returns its folder."""
     family, overrides, _ = KINDS[kind]
-    checkpoints.write_tiny(folder, family, overrides)
+    checkpoints.write_tiny(folder, family, {**overrides, **sizes})
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(DEMO_MODEL / name, folder / name)
     return str(folder)

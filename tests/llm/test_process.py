@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from tests.engine.test_real_crowds import write_model
+
 PRELUDE = """
 from freetoken.chat.conversation import Conversation, Message
 from freetoken.chat.events import fold
@@ -20,9 +22,9 @@ def ask(llm, text, tokens):
 """
 
 
-def run(code: str) -> str:
+def run(code: str, timeout: float = 110) -> str:
     script = PRELUDE + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -66,3 +68,47 @@ def test_memory_stays_within_the_plan(wishes):
     """)
     grown, planned = map(int, out.split())
     assert grown <= planned * 1.05 + 256 * 2**20, f"{grown} bytes held, {planned} planned"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("prompts", "least"), [(80, 64 << 10), pytest.param(500, 4 << 10, marks=pytest.mark.soak)]
+)
+def test_memory_levels_off_once_the_caches_are_full(prompts, least, tmp_path):
+    """Unique prompts on a tiny hybrid model. A prompt's pages and states are 150 KiB: kept, they would show.
+
+    least  bytes a prompt of the second half that count as growth
+    """
+    model = write_model("hybrid", tmp_path, vocab_size=8192)
+    out = run(
+        f"""
+        import gc, random
+        def held():
+            fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
+            return 1024 * (int(fields["RssAnon"].split()[0]) + int(fields["VmSwap"].split()[0]))
+        llm = build_llm(Options(model={model!r}, device="cpu", num_tokens=4096, max_model_len=512,
+                                checkpoint_memory=256 << 10, cold_memory=256 << 10))
+        rng, series = random.Random(1), []
+        for i in range({prompts}):
+            words = " ".join(rng.choices("the a user asks tool file number what is".split(), k=250))
+            ask(llm, f"{{i}} {{words}}", 2)
+            counts = llm.built.snapshot()["cache"]
+            assert counts["bytes"] <= 256 << 10 and counts["cold_bytes"] <= 256 << 10, counts
+            if i % 5 == 4:
+                gc.collect(1)
+                series.append(held())
+        full = counts["bytes"] > 200 << 10 and counts["cold_bytes"] > 200 << 10
+        print(full, counts["evicted_pages"], *series)
+        llm.close()
+        """,
+        timeout=500 if prompts < 200 else 1100,
+    )
+    full, evicted, *series = out.split()
+    assert full == "True" and int(evicted) > prompts, "the caches never filled"
+    quarter = len(series) // 4
+    early, late = series[-2 * quarter : -quarter], series[-quarter:]
+    middle, end = (sorted(map(int, part))[quarter // 2] for part in (early, late))
+    slope = (end - middle) / (5 * quarter)
+    print(f"{slope / 1024:.2f} KiB a prompt; {int(series[-1]) >> 20} MiB held; {evicted} pages evicted")
+    assert slope <= least
