@@ -33,6 +33,7 @@ class Ours:
         fmt = choices.load("freetoken.quant", source.fmt).FORMAT
         bank = banks.create(config, fmt)
         FAMILY.load_experts(config, source, bank)
+        bank.gather(lambda: False)  # as an engine does once its bank is full
         pages = ceil_div(context, PAGE) + 2
         (spec,) = FAMILY.state_specs(config, PAGE, numerics.dtype)
         pool = device.pool("kv", spec.unit_bytes, pages, min_units=2, max_units=pages)

@@ -304,6 +304,7 @@ void two_callers() {
 }  // namespace
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const auto tiers = words(ft_tiers()), formats = words(ft_formats());
   for (size_t t = 0; t < tiers.size(); t++)
     for (size_t f = 0; f < formats.size(); f++) {
