@@ -3,9 +3,9 @@
     python -m benchmarks.slowed_worker [--threads 2] [--slow 3] [--busy] [--seconds 4] [--json]
 
 A layer of eight experts is computed in turns: all workers alike, one of them slowed by the fault hook, and
-with --busy one that shares its core with a process that never sleeps. The ideal split gives each worker work in
-proportion to its speed: n workers of which one has speed 1/s need n / (n - 1 + 1/s) times as long as n
-alike. Medians of turns; the best turn is shown too, since other processes only ever add time.
+with --busy one that shares its core with a process that never sleeps. The ideal split gives each worker
+work in proportion to its speed: n workers of which one has speed 1/s need n / (n - 1 + 1/s) times as long
+as n alike. Medians of turns; the best turn is shown too, since other processes only ever add time.
 """
 
 from __future__ import annotations

@@ -52,20 +52,25 @@ def run(args: argparse.Namespace) -> int:
     tokens = BETWEEN * (args.moves + 2)
     rows: list[dict[str, Any]] = []
     for one in setups(args):
-        with opened([one], PROMPT + tokens + 8, args.streams, prefix_cache=False) as (member,):
-            prompts.learn(member.engine)
+        with opened([one], PROMPT + tokens + 8, args.streams, prefix_cache=False) as members:
+            prompts.learn(members[0].engine)
             texts = [prompts.take(PROMPT) for _ in range(args.streams)]
-            report.progress("streams without moves")
-            _stream(member.engine, texts, tokens)  # the second time is the same work with warm slots
-            still, before, _ = _stream(member.engine, texts, tokens)
             report.progress(f"{args.moves} moves of {format_bytes(size)}")
-            moved, after, moves = _stream(member.engine, texts, tokens, size, args.moves)
-            rows.append({**member.facts, **_row(still, moved, moves), "hit_rate": [before, after]})
+            rows.append({**members[0].facts, **_measure(members[0].engine, texts, size, args.moves)})
+            members.clear()
     _show(report, rows)
     report.finish(rows)
     if wrong := [row for row in rows if not row["equal"]]:
         report.line(f"FAILED: moving memory changed what {len(wrong)} of {len(rows)} engines said.")
     return 1 if wrong else 0
+
+
+def _measure(engine: Driven, texts: list[list[int]], size: int, count: int) -> dict[str, Any]:
+    tokens = BETWEEN * (count + 2)
+    _stream(engine, texts, tokens)  # the second time is the same work with warm slots
+    still, before, _ = _stream(engine, texts, tokens)
+    moved, after, moves = _stream(engine, texts, tokens, size, count)
+    return {**_row(still, moved, moves), "hit_rate": [before, after]}
 
 
 def _stream(

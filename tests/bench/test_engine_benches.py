@@ -190,7 +190,7 @@ def test_emptied_slots_hold_hardly_anybody(model):
 
 
 def test_moving_memory_pauses_streams_and_changes_nothing_they_say(model, capsys):
-    words = ("--device", "sim", "--backend", "hybrid", "--gpu-memory", 90 << 20, "--move", "1MiB")
+    words = ("--device", "sim", "--backend", "hybrid", "--gpu-memory", 120 << 20, "--move", "1MiB")
     assert run_bench(elastic, "--model", model, *words, "--moves", 2, "--streams", 2, "--json") == 0
     row = last_object(capsys)["rows"][0]
     assert row["equal"] and len(row["pause_ms"]) == row["moves"] == 2 and min(row["pause_ms"]) >= 0
