@@ -47,6 +47,7 @@ class Watch(ExpertBackend):
 
     def __init__(self, inner: ExpertBackend, routers: list[Tensor], top_k: int) -> None:
         self.inner, self.name, self.stats = inner, inner.name, inner.stats
+        inner.on_routing = lambda layer, ids: None  # recorded steps would pass the watch by
         self.seen = Watched([[] for _ in routers], [[] for _ in routers])
         self._routers, self._top_k = routers, top_k
 

@@ -17,12 +17,17 @@ from freetoken.core.interfaces import ExpertBackend, Routing
 Sink = Callable[[int, Any, Any, Any], None]
 
 
+def _seen(layer: int, ids: Tensor) -> None:
+    """Somebody wants to see every step's routing."""
+
+
 class RoutingTap(ExpertBackend):
     """Wraps `inner`. sink(layer, ids int32 [T, k], requests int32 [T], phases uint8 [T])."""
 
     def __init__(self, inner: ExpertBackend, sink: Sink) -> None:
         self.inner, self._sink = inner, sink
         self.name, self.stats = inner.name, inner.stats
+        inner.on_routing = _seen  # steps that were recorded or captured would pass the tap by
         self._job: Sequence[Segment] = ()
 
     def expect_job(self, segments: Sequence[Segment]) -> None:
@@ -56,6 +61,15 @@ class RoutingTap(ExpertBackend):
     def absent_bytes(self, num_tokens: int) -> int:
         return self.inner.absent_bytes(num_tokens)
 
+    def begin_step(self) -> None:
+        self.inner.begin_step()
+
+    def wake(self) -> None:
+        self.inner.wake()
+
+    def rest(self) -> None:
+        self.inner.rest()
+
     def end_step(self, step_s: float) -> None:
         self.inner.end_step(step_s)
 
@@ -67,3 +81,6 @@ class RoutingTap(ExpertBackend):
 
     def resize(self, num_slots: int) -> None:
         self.inner.resize(num_slots)
+
+    def close(self) -> None:
+        self.inner.close()
