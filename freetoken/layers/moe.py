@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.core.interfaces import Routing
-from freetoken.kernels.linear import linear, linear_exact
+from freetoken.kernels.linear import linear_exact
 from freetoken.kernels.router import choose_experts, route
 from freetoken.layers.mlp import GatedMLP
 from freetoken.layers.norm import RMSNorm
@@ -39,12 +39,13 @@ class Router:
 
     def __call__(self, h: Tensor, live: Tensor) -> tuple[Tensor, Routing]:
         """The normed x [T, H] of h [T, H], and where its rows go; live bool [T]."""
-        if self.exact or self.bias is not None:
-            x = self.norm(h)
-            logits = (linear_exact if self.exact else linear)(x.float(), self.weight, self.bias)
-            return x, Routing(*choose_experts(logits, self.top_k, self.normalise, live))
         norm = self.norm
-        x, ids, weights = route(h, norm.weight, norm.eps, self.weight, self.top_k, self.normalise, live)
+        if self.exact:
+            x = norm(h)
+            logits = linear_exact(x.float(), self.weight, self.bias)
+            return x, Routing(*choose_experts(logits, self.top_k, self.normalise, live))
+        how = (self.top_k, self.normalise, live, self.bias)
+        x, ids, weights = route(h, norm.weight, norm.eps, self.weight, *how)
         return x, Routing(ids, weights)
 
 

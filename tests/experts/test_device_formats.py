@@ -12,6 +12,7 @@ from freetoken.core.interfaces import Numerics
 from freetoken.core.model_config import Activation
 from freetoken.core.weights import WeightFormat
 from freetoken.devices.cpu import CpuDevice
+from freetoken.experts.bank import ExpertBank
 from freetoken.experts.gpu_support import can_compute_here, expanded_bytes
 from freetoken.experts.setup import ExpertSetup
 from freetoken.native.library import library
@@ -110,3 +111,19 @@ def test_only_coded_experts_need_a_place_to_be_expanded() -> None:
         bank = build.tiny(build.config(width=64), fmt=find(name)).bank
         most = expanded_bytes(bank.layouts, bank.formats, bank.num_experts, torch.bfloat16)
         assert (most >= 6 * 32 * 64 * bank.num_experts) if needs else most == 0
+
+
+def test_layers_that_are_cut_differently_share_the_place_of_partial_sums() -> None:
+    """A checkpoint whose second layer has more and narrower tiles, as its format asks for."""
+    model = build.config(hidden=128, width=256)
+    made = [build.tiny(model, fmt=find(name)).bank for name in ("int4_g128", "mxfp4")]
+    assert made[0].layouts[0].num_tiles < made[1].layouts[1].num_tiles
+    formats, layouts = [one.formats[0] for one in made], [one.layouts[0] for one in made]
+    bank = ExpertBank(layouts, formats, model.moe.num_experts)
+    for layer, source in enumerate(made):
+        bank.layer(layer).copy_(source.layer(layer))
+    bank.arrivals = made[0].arrivals
+    tiny = build.Tiny(model, bank, {}, {})
+    whole = steps(backend(tiny, "fused"), tiny, 2, 3)
+    for mine, theirs in zip(steps(backend(tiny, "offload", 6), tiny, 2, 3), whole, strict=True):
+        assert torch.equal(mine, theirs)

@@ -72,6 +72,7 @@ def coded(name: str) -> tuple:
 def check_coded(name: str, rows: int, dtype: torch.dtype, card: Card) -> Compiled:
     record, experts, act = coded(name)
     launch = step.coded_specimen(record, experts, rows, dtype, act, card)
+    assert launch.kernel.__name__ in ("coded_vector_rows", "coded_few_rows")
     made = compile_for(launch, card)
     what = f"{launch.kernel.__name__} of {name} on sm_{card.arch}"
     assert made.shared <= card.shared_bytes, f"{what}: {made.shared} bytes of shared memory"

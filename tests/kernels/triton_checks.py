@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freetoken.kernels._triton import INTERPRETED
+from freetoken.kernels._triton import INTERPRETED, card
 from freetoken.kernels.attention import reference as attention_reference
 from freetoken.kernels.attention import triton as attention
 from freetoken.kernels.causal_conv import reference as conv_reference
@@ -242,14 +242,28 @@ def test_router(
     h, norm, weight = rand(rows, hidden, dtype=dtype), rand(hidden).abs(), rand(experts, hidden)
     weight[1] = weight[experts // 2]  # equal experts: the lower one comes first
     live = torch.arange(rows, device=PLACE) != 1
-    x, ids, weights = router.route(h, norm, 1e-6, weight, top_k, normalise, live)
-    want = router_reference.route(h, norm, 1e-6, weight, top_k, normalise, live)
+    bias = rand(experts, seed=3) if top_k % 2 == 0 else None
+    if bias is not None:
+        bias[1] = bias[experts // 2]
+    x, ids, weights = router.route(h, norm, 1e-6, weight, top_k, normalise, live, bias)
+    want = router_reference.route(h, norm, 1e-6, weight, top_k, normalise, live, bias)
     close(x, want[0], ROUND[dtype])
     same = (ids == want[1]).all(1)
     assert same.float().mean() >= (1.0 if rows < 100 else 0.98), "near ties apart, the same experts"
     assert ids.dtype == torch.int32 and (ids[live].diff(dim=1) > 0).all()
     close(weights[same], want[2][same], 0.02)
     assert (ids[~live] == -1).all() and (weights[~live] == 0).all()
+
+
+def test_a_biased_router_is_two_launches_as_any() -> None:
+    h, norm, weight, bias = rand(2, 40), rand(40), rand(9, 40), rand(9)
+    to = (torch.empty(2, 9), torch.empty(2, 40))
+    live, ids = torch.ones(2, dtype=torch.bool), torch.empty(2, 3, dtype=torch.int32)
+    launches = [
+        *router.plan_logits(h, norm, 1e-6, (weight, bias), (to[1], to[0]), card(h.device)),
+        *router.plan_choice(to[0], live, (ids, to[0]), True),
+    ]
+    assert len(launches) == 2
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

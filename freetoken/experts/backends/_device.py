@@ -154,7 +154,7 @@ class DeviceBackend(ExpertBackend):
         table, place = self.table.table, self.table.places[layer]
         io = self.io if x.shape[0] <= HOST_ROWS else None
         bucket = max(0, x.shape[0] - 1).bit_length() if place.address else HOST_ONLY
-        call = self._call = Call(x, ids, weights, self._scratch(layer, x.shape[0]), io, bucket)
+        call = self._call = Call(x, ids, weights, self._scratch(x.shape[0]), io, bucket)
         self._join()
         step.look_up(table, place, call)
         with self._aside():
@@ -200,13 +200,14 @@ class DeviceBackend(ExpertBackend):
             self._join()
         return out
 
-    def _scratch(self, layer: int, rows: int) -> Tensor:
+    def _scratch(self, rows: int) -> Tensor:
         """Partials of up to a power of two rows; kept, for a captured step names it."""
         rows = 1 << max(0, rows - 1).bit_length()
         if rows not in self._partials:
-            one = self.bank.layouts[layer]
-            runs = step.num_runs(self.device.torch_device.type, one.num_tiles, one.tile_width)
-            shape = (rows * self.top_k, runs, one.hidden)
+            place, layouts = self.device.torch_device.type, self.bank.layouts
+            # Layers may be cut differently, by their formats; they share the place.
+            runs = max(step.num_runs(place, one.num_tiles, one.tile_width) for one in layouts)
+            shape = (rows * self.top_k, runs, layouts[0].hidden)
             self._partials[rows] = torch.empty(shape, device=self.device.torch_device)
         return self._partials[rows]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -333,26 +334,15 @@ def coded_specimen(
     coded: Coded, experts: int, rows: int, dtype: torch.dtype, act: Activation, where: Card
 ) -> Launch:
     """The arithmetic over records of some format, as data."""
-    return _specimen_parts(coded, (experts, 8 if experts > 32 else 4), rows, False, (dtype, act), where)[3]
+    geometry = (experts, 8 if experts > 32 else 4)
+    return run_launch(*_pretend(coded, geometry, rows, dtype, act), where)
 
 
-def _specimen(
-    dtype: torch.dtype, geometry: tuple[int, ...], rows: int, host: bool, where: Card
-) -> list[Launch]:
-    experts, top_k, hidden, width, tiles = geometry
-    coded = plain_record(dtype, hidden, width, tiles)
-    return _specimen_parts(coded, (experts, top_k), rows, host, (dtype, Activation()), where)
-
-
-def _specimen_parts(
-    coded: Coded,
-    geometry: tuple[int, int],
-    rows: int,
-    host: bool,
-    kind: tuple[torch.dtype, Activation],
-    where: Card,
-) -> list[Launch]:
-    (experts, top_k), hidden, (dtype, act) = geometry, coded.hidden, kind
+def _pretend(
+    coded: Coded, geometry: tuple[int, int], rows: int, dtype: torch.dtype, act: Activation
+) -> tuple[Table, Place, Call]:
+    """Table, place and call of (E, top_k), without a byte."""
+    experts, top_k = geometry
 
     def ints(*size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int32, device="meta")
@@ -366,10 +356,21 @@ def _specimen_parts(
     raw = torch.empty(0, 4096, dtype=torch.uint8, device="meta")
     place = Place(1, experts, raw, 1 << 40, raw, coded, act)
     io = Io(1 << 41, raw, *(ints(16) for _ in range(5)), raw, raw, (256, 4096, 8192, 1 << 20))
-    x = torch.empty(rows, hidden, dtype=dtype, device="meta")
+    x = torch.empty(rows, coded.hidden, dtype=dtype, device="meta")
     weights = torch.empty(rows, top_k, device="meta")
-    call = Call(x, ints(rows, top_k), weights, weights, io if host else None)
-    total, addresses = table.fast.numel(), ints(experts).long()
+    return table, place, Call(x, ints(rows, top_k), weights, weights, io)
+
+
+def _specimen(
+    dtype: torch.dtype, geometry: tuple[int, ...], rows: int, host: bool, where: Card
+) -> list[Launch]:
+    experts, top_k, hidden, width, tiles = geometry
+    coded = plain_record(dtype, hidden, width, tiles)
+    table, place, call = _pretend(coded, (experts, top_k), rows, dtype, Activation())
+    io, total = call.io, table.fast.numel()
+    assert io is not None
+    addresses = torch.empty(experts, dtype=torch.int64, device="meta")
+    call = call if host else replace(call, io=None)
     return [
         Launch(_look_up.age, (1,), (table.words, table.fast, table.slow, total), _age_consts(table)),
         look_up_launch(table, place, call),
@@ -381,5 +382,5 @@ def _specimen_parts(
         fetch_launch(table, place, addresses),
         run_launch(table, place, call, where),
         *([wait_launch(table, io)] if host else []),
-        combine_launch(table, place, call, x, x),
+        combine_launch(table, place, call, call.x, call.x),
     ]

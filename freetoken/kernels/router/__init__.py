@@ -1,8 +1,8 @@
 """Norm, router product, softmax and the choice of experts: what a row visits.
 
-    route(h, norm, eps, weight, top_k, normalise, live)
+    route(h, norm, eps, weight, top_k, normalise, live, bias)
         h       [T, H]          norm float32 [H]
-        weight  float32 [E, H]  live bool [T]
+        weight  float32 [E, H]  bias float32 [E] or None    live bool [T]
         Returns x [T, H] normed, in h's dtype; ids int32 [T, top_k]; weights float32 [T, top_k]
 
 Softmax over all E in float32; `normalise` makes the chosen weights sum to one. Equal probabilities go to
@@ -20,10 +20,17 @@ MAKERS = (reference, native, triton)
 
 
 def route(
-    h: Tensor, norm: Tensor, eps: float, weight: Tensor, top_k: int, normalise: bool, live: Tensor
+    h: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    top_k: int,
+    normalise: bool,
+    live: Tensor,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     maker = choose(MAKERS, h.device.type)
-    out: tuple[Tensor, Tensor, Tensor] = maker.route(h, norm, eps, weight, top_k, normalise, live)
+    out: tuple[Tensor, Tensor, Tensor] = maker.route(h, norm, eps, weight, top_k, normalise, live, bias)
     return out
 
 

@@ -1,4 +1,4 @@
-"""The router of a few rows in one call of the native library; many rows go to torch."""
+"""The router of a few rows in one call of the native library; many rows, and biased ones, go to torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ MOST_ROWS = 32
 
 
 def route(
-    h: Tensor, norm: Tensor, eps: float, weight: Tensor, top_k: int, normalise: bool, live: Tensor
+    h: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    top_k: int,
+    normalise: bool,
+    live: Tensor,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     lib = library()
     rows, (experts, hidden) = len(h), weight.shape
-    if lib is None or not 0 < rows <= MOST_ROWS:
-        return reference.route(h, norm, eps, weight, top_k, normalise, live)
+    if lib is None or not 0 < rows <= MOST_ROWS or bias is not None:
+        return reference.route(h, norm, eps, weight, top_k, normalise, live, bias)
     h, live = h.contiguous(), live.contiguous()
     x, ids = torch.empty_like(h), torch.empty((rows, top_k), dtype=torch.int32)
     weights = torch.empty((rows, top_k))

@@ -16,10 +16,17 @@ def supports(device_type: str) -> bool:
 
 
 def route(
-    h: Tensor, norm: Tensor, eps: float, weight: Tensor, top_k: int, normalise: bool, live: Tensor
+    h: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    top_k: int,
+    normalise: bool,
+    live: Tensor,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = rms_norm(h, norm, eps)
-    return x, *choose_experts(linear(x.float(), weight), top_k, normalise, live)
+    return x, *choose_experts(linear(x.float(), weight, bias), top_k, normalise, live)
 
 
 def choose_experts(logits: Tensor, top_k: int, normalise: bool, live: Tensor) -> tuple[Tensor, Tensor]:

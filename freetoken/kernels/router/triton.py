@@ -23,7 +23,7 @@ MOST_ROWS = 16
 
 @jit
 def norm_logits(
-    h, norm, weight, x, logits, eps, row_stride, E, H: tl.constexpr, HP: tl.constexpr, BE: tl.constexpr
+    h, norm, weight, bias, x, logits, eps, row_stride, E, H: tl.constexpr, HP: tl.constexpr, BE: tl.constexpr
 ):
     row = tl.program_id(1).to(tl.int64)
     expert, col = tl.program_id(0) * BE + tl.arange(0, BE), tl.arange(0, HP)
@@ -36,6 +36,8 @@ def norm_logits(
     if tl.program_id(0) == 0:
         tl.store(x + row * H + col, v, mask=inside)
     product = tl.sum(tile * v.to(tl.float32)[None, :], 1)
+    if bias is not None:
+        product += tl.load(bias + expert, mask=expert < E, other=0.0)
     tl.store(logits + row * E + expert, product, mask=expert < E)
 
 
@@ -63,22 +65,29 @@ def choose_top(logits, live, ids, weights, E, K: tl.constexpr, EP: tl.constexpr,
 
 
 def route(
-    h: Tensor, norm: Tensor, eps: float, weight: Tensor, top_k: int, normalise: bool, live: Tensor
+    h: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    top_k: int,
+    normalise: bool,
+    live: Tensor,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = h.shape[0]
     x = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     where = card(h.device)
     if not rows:
-        return reference.route(h, norm, eps, weight, top_k, normalise, live)
+        return reference.route(h, norm, eps, weight, top_k, normalise, live, bias)
     if rows <= MOST_ROWS:
         logits = torch.empty(rows, weight.shape[0], dtype=torch.float32, device=h.device)
-        launches = plan_logits(h, norm, eps, weight, (x, logits), where)
+        launches = plan_logits(h, norm, eps, (weight, bias), (x, logits), where)
     else:
         launches = rms.plan(h, norm, eps, x, where)
     for launch in launches:
         launch()
     if rows > MOST_ROWS:
-        logits = plain.linear(x.float(), weight, None)
+        logits = plain.linear(x.float(), weight, bias)
     return x, *choose_experts(logits, top_k, normalise, live)
 
 
@@ -93,14 +102,20 @@ def choose_experts(logits: Tensor, top_k: int, normalise: bool, live: Tensor) ->
 
 
 def plan_logits(
-    h: Tensor, norm: Tensor, eps: float, weight: Tensor, to: tuple[Tensor, Tensor], where: Card
+    h: Tensor,
+    norm: Tensor,
+    eps: float,
+    router: tuple[Tensor, Tensor | None],
+    to: tuple[Tensor, Tensor],
+    where: Card,
 ) -> list[Launch]:
+    weight, bias = router
     h = h if h.stride(-1) == 1 else h.contiguous()
     (rows, hidden), experts = h.shape, weight.shape[0]
     wide = power_of_two(hidden)
     block = max(1, min(power_of_two(experts), 4096 // wide))
     consts = {"H": hidden, "HP": wide, "BE": block}
-    args = (h, norm, weight, *to, eps, h.stride(0), experts)
+    args = (h, norm, weight, bias, *to, eps, h.stride(0), experts)
     return [Launch(norm_logits, (-(-experts // block), rows), args, consts, warps=4 if wide <= 4096 else 8)]
 
 
@@ -119,9 +134,10 @@ def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
 
         h, norm, weight = empty(rows, hidden, dtype=dtype), empty(hidden), empty(experts, hidden)
         logits, live = empty(rows, experts), empty(rows, dtype=torch.bool)
+        bias = empty(experts) if experts == 32 else None
         to = (empty(rows, top_k, dtype=torch.int32), empty(rows, top_k))
         return lambda where: [
-            *plan_logits(h, norm, 1e-6, weight, (h, logits), where),
+            *plan_logits(h, norm, 1e-6, (weight, bias), (h, logits), where),
             *plan_choice(logits, live, to, True),
         ]
 
