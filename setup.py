@@ -23,10 +23,14 @@ from setuptools.errors import CompileError
 
 FOLDER = Path("freetoken/native")
 PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "unblock", "matrix")
+INT8 = ("int8", "int8_panel")
+"""Products of bytes; a tier that says FT_INT8_ONLY adds them to the one below."""
 TIERED = ("tier", "linear", "ops", *(f"formats/{p.stem}" for p in sorted((FOLDER / "formats").glob("*.cpp"))))
 AVX512 = ["-DFT_AVX512", *(f"-mavx512{x}" for x in ("f", "bw", "dq", "vl")), "-mfma", "-mf16c"]
+AVX2 = ["-DFT_AVX2", "-mavx2", "-mfma", "-mf16c"]
 X86_TIERS = {
-    "avx2": ["-DFT_AVX2", "-mavx2", "-mfma", "-mf16c"],
+    "avx2": AVX2,
+    "avx2_vnni": [*AVX2, "-DFT_INT8_ONLY", "-DFT_AVX_VNNI", "-mavxvnni"],
     "avx512": AVX512,
     "avx512_bf16": [*AVX512, "-DFT_BF16_DOT", "-mavx512bf16", "-mavx512vnni"],
 }
@@ -52,7 +56,10 @@ def jobs() -> list[tuple[str, str, list[str]]]:
     out = [("plain", name, ["-DFT_HAVE_X86"] if x86 else []) for name in PLAIN]
     tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else {})}
     for tier, flags in tiers.items():
-        out += [(tier, name, [f"-DFT_TIER={tier}", f"-DFT_NS=ft_{tier}", *flags]) for name in TIERED]
+        names = (
+            ("tier", *INT8) if "-DFT_INT8_ONLY" in flags else TIERED if tier == "avx512" else (*TIERED, *INT8)
+        )
+        out += [(tier, name, [f"-DFT_TIER={tier}", f"-DFT_NS=ft_{tier}", *flags]) for name in names]
     return out
 
 

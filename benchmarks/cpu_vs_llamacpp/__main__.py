@@ -1,6 +1,6 @@
 """Decode and prefill speed on the CPU beside llama.cpp: the same weights, threads and run.
 
-    python -m benchmarks.cpu_vs_llamacpp --llama FOLDER [--format bf16 q8_0 q4_k] [--threads 2] [--json]
+    python -m benchmarks.cpu_vs_llamacpp --llama FOLDER [--format bf16 q8_0] [--activations int8] [--json]
 
 Both engines hold the same random qwen3_moe model (see `synthetic`). They take turns: a prompt, then some
 tokens, and again; each turn's rates give one ratio, and the medians are printed. Logits of the first
@@ -26,6 +26,7 @@ import torch
 from benchmarks.cpu_vs_llamacpp import gguf, llama
 from benchmarks.cpu_vs_llamacpp.ours import Ours
 from benchmarks.cpu_vs_llamacpp.synthetic import Geometry, Synthetic
+from freetoken.core.options import CPU_ACTIVATIONS
 
 Clock = Callable[[], float]
 
@@ -63,10 +64,15 @@ def measure(geometry: Geometry, fmt: str, args: argparse.Namespace) -> dict[str,
         path = Path(folder) / "model.gguf"
         gguf.write(source, path)
         other = llama.Llama(llama.find(args.llama), path, context, args.threads)
-        mine = Ours(source, context, args.threads)
+        mine = Ours(source, context, args.threads, int8=args.activations == "int8")
         draw = random.Random(1)
         prompt = [draw.randrange(geometry.vocab) for _ in range(args.prompt)]
-        row: dict[str, Any] = {"format": fmt, "threads": args.threads, "llamacpp_kernels": other.kernels}
+        row: dict[str, Any] = {
+            "format": fmt,
+            "activations": args.activations,
+            "threads": args.threads,
+            "llamacpp_kernels": other.kernels,
+        }
         row |= compare(mine, other, prompt[:16], geometry.vocab)
         rates: list[tuple[tuple[float, float], tuple[float, float]]] = []
         for number in range(args.turns + 1):
@@ -88,6 +94,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="cpu_vs_llamacpp", description=__doc__.splitlines()[0])
     parser.add_argument("--llama", default="", help="folder with libllama; default: the installed llama_cpp")
     parser.add_argument("--format", nargs="+", default=["bf16", "q8_0", "q4_k"])
+    parser.add_argument(
+        "--activations",
+        choices=CPU_ACTIVATIONS,
+        default="16bit",
+        help="ours; llama.cpp's are int8",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=256)

@@ -27,9 +27,9 @@ PAGE = 16
 class Ours:
     """One sequence on backend cpu."""
 
-    def __init__(self, source: Synthetic, context: int, threads: int) -> None:
+    def __init__(self, source: Synthetic, context: int, threads: int, *, int8: bool = False) -> None:
         torch.set_num_threads(threads)
-        config, device, numerics = source.model_config, CpuDevice(), Numerics()
+        config, device, numerics = source.model_config, CpuDevice(), Numerics(int8=int8)
         fmt = choices.load("freetoken.quant", source.fmt).FORMAT
         bank = banks.create(config, fmt)
         FAMILY.load_experts(config, source, bank)

@@ -53,6 +53,7 @@ class Experts:
 
     fmt: str
     bank: ExpertBank
+    int8: bool = False
 
     @property
     def used_bytes(self) -> int:
@@ -86,7 +87,7 @@ class Caller:
 
     def __init__(self, made: Experts, tier: str, experts: int, rows: int, tiles: int = 0) -> None:
         self._lib, one = require_library(), made.bank.layouts[0]
-        described = describe(made.bank, 0)
+        described = describe(made.bank, 0, int8=made.int8)
         assert described is not None
         self._handle = self._lib.new_executor([described], tier)
         self._made, self._blocks = made, []

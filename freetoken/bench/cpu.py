@@ -14,6 +14,7 @@ from freetoken.bench import _native
 from freetoken.bench._report import Report, add_report_arguments
 from freetoken.core import choices
 from freetoken.core.errors import ConfigError
+from freetoken.core.options import CPU_ACTIVATIONS
 from freetoken.native.topology import default_threads
 
 HELP = "expert weights per second on the CPU, by format, tier, threads and batch"
@@ -23,6 +24,7 @@ MOST_SHARE = 1.05
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", nargs="+", metavar="NAME", help="weight formats (default: all)")
+    parser.add_argument("--activations", choices=CPU_ACTIVATIONS, default="16bit")
     parser.add_argument("--tier", nargs="+", metavar="NAME", help="instruction sets (default: the best one)")
     parser.add_argument(
         "--threads", nargs="+", type=int, metavar="N", help="default: one, and all that serve"
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     for fmt in args.format or known:
         report.progress(f"preparing {fmt}")
         made = _native.make(fmt, args.hidden, args.width, int(args.size * _native.GIB))
+        made.int8 = args.activations == "int8" and lib.has_int8(fmt)
         for count in threads:
             lib.start(count)
             for tier in tiers:
@@ -80,7 +83,13 @@ def measure(made: _native.Experts, tier: str, threads: int, seconds: float) -> l
     cached_s = _native.interleaved([cached], seconds / 4)[0]
     lib.start(threads)
     read_bw = read.bytes / read_s
-    common = {"format": made.fmt, "tier": tier, "threads": threads, "read_gb_s": round(read_bw / 1e9, 2)}
+    common = {
+        "format": made.fmt,
+        "activations": "int8" if made.int8 else "16bit",
+        "tier": tier,
+        "threads": threads,
+        "read_gb_s": round(read_bw / 1e9, 2),
+    }
     rows = []
     for size, call, spent in ((1, single, single_s), (8, batch, batch_s)):
         rate = call.bytes / spent

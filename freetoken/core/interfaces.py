@@ -39,11 +39,13 @@ class Numerics:
 
     exact     row-invariant float32 everywhere (slow; tests, research)
     kv_dtype  keys and values in pages, None = dtype; one byte: float8_e4m3fn, clamped to its range
+    int8      the CPU multiplies weights in codes with activations rounded to int8, where a format has that
     """
 
     dtype: torch.dtype = torch.bfloat16
     exact: bool = False
     kv_dtype: torch.dtype | None = None
+    int8: bool = False
 
     @property
     def kv(self) -> torch.dtype:

@@ -18,6 +18,7 @@ from freetoken.core.units import parse_bytes
 
 BACKENDS = ("auto", "fused", "offload", "cpu", "hybrid")
 DEVICES = ("auto", "cuda", "cpu", "sim")
+CPU_ACTIVATIONS = ("16bit", "int8")
 KV_DTYPES = ("auto", "fp8")
 THINKING = ("auto", "on", "off")
 WINDOW_KV = ("auto", "states", "pages")
@@ -81,6 +82,13 @@ class Options:
         "residency policy (default: the best one measured)",
         "experts",
         choices="freetoken.experts.policies",
+    )
+    cpu_activations: str = _opt(
+        str,
+        "what the CPU multiplies coded weights with: int8 is faster, a little less exact",
+        "experts",
+        default="16bit",
+        choices=CPU_ACTIVATIONS,
     )
     moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts", bounds=(1, 1024))
     moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts", bounds=(0,))

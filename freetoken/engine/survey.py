@@ -30,6 +30,7 @@ from freetoken.engine.plan import Facts, default_chunk, macro_tokens
 from freetoken.experts.gpu_support import can_compute_here, check_policy, expanded_bytes
 from freetoken.experts.native_executor import knows
 from freetoken.experts.slots import MIN_SLOTS
+from freetoken.native.library import library
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
 
@@ -75,13 +76,15 @@ def survey(
     specs = _specs(family, config, options.page_size or PAGE_SIZE, numerics)
     _check_page_size(options, specs)
     coded = expert_formats(family, config, checkpoint)
+    device = device or _place(options, config, coded)
+    _check_activations(options, device)
     return Parts(
         options=options,
         checkpoint=checkpoint,
         family=family,
         config=config,
         numerics=numerics,
-        device=device or _place(options, config, coded),
+        device=device,
         formats=coded,
         specs=specs,
         progress=progress,
@@ -169,7 +172,28 @@ def _numerics(options: Options, config: ModelConfig) -> Numerics:
             code="unknown_dtype",
             hint=f"Choose one with --dtype: {', '.join(_DTYPES)}.",
         )
-    return Numerics(_DTYPES[name], kv_dtype=torch.float8_e4m3fn if narrow else None)
+    int8 = options.cpu_activations == "int8"
+    return Numerics(_DTYPES[name], kv_dtype=torch.float8_e4m3fn if narrow else None, int8=int8)
+
+
+def _check_activations(options: Options, device: Device) -> None:
+    """int8 is what the native library alone computes."""
+    if options.cpu_activations != "int8":
+        return
+    if options.exact:
+        reason = "--exact computes in float32"
+    elif device.owns_memory and device.in_host_memory:
+        reason = f"device {device.name} computes both sides with torch"
+    elif library() is None:
+        reason = "the native library is not here"
+    else:
+        return
+    raise ConfigError(
+        f"Activations can't be int8: {reason}.",
+        code="invalid_option",
+        param="cpu_activations",
+        hint="Leave --cpu-activations out.",
+    )
 
 
 def _device(options: Options) -> Device:

@@ -43,7 +43,8 @@ def native_layers(setup: ExpertSetup) -> list[Layer]:
         return []
     assert setup.config.moe is not None
     act = setup.config.moe.activation
-    layers = [describe(setup.bank, layer, act) for layer in range(setup.bank.num_layers)]
+    int8 = setup.numerics.int8
+    layers = [describe(setup.bank, layer, act, int8=int8) for layer in range(setup.bank.num_layers)]
     return [one for one in layers if one is not None] if all(layers) else []
 
 
@@ -58,7 +59,13 @@ def knows(layouts: Sequence[RecordLayout], formats: Sequence[WeightFormat], act:
     return all(lib.tile_bytes(*shape) == size for *shape, size in sizes)
 
 
-def describe(bank: ExpertBank, layer: int, act: Activation = Activation()) -> Layer | None:  # noqa: B008 - frozen
+def describe(
+    bank: ExpertBank,
+    layer: int,
+    act: Activation = Activation(),  # noqa: B008 - frozen
+    *,
+    int8: bool = False,
+) -> Layer | None:
     """The library's view of a layer's records; None if it doesn't know format, shape or activation."""
     lib, one, name = library(), bank.layouts[layer], bank.formats[layer].name
     if lib is None or lib.tile_bytes(name, one.tile_width, one.hidden) != one.code_bytes:
@@ -66,7 +73,7 @@ def describe(bank: ExpertBank, layer: int, act: Activation = Activation()) -> La
     if act.name not in _ACTIVATIONS:
         return None
     return Layer(
-        format=lib.formats.index(name),
+        format=lib.format_index(name, int8=int8),
         activation=_ACTIVATIONS[act.name],
         hidden=one.hidden,
         tile_width=one.tile_width,

@@ -63,13 +63,13 @@ class Linear(Product):
 
 
 class CodedLinear(Product):
-    """Weight as a format's codes, bias [N] in numbers of the compute dtype."""
+    """Weight as a format's codes, bias [N] in numbers of the compute dtype; `int8`: activations are bytes."""
 
-    def __init__(self, weight: CodedWeight, bias: Tensor | None = None) -> None:
-        self.weight, self.bias, self.shape = weight, bias, weight.shape
+    def __init__(self, weight: CodedWeight, bias: Tensor | None = None, *, int8: bool = False) -> None:
+        self.weight, self.bias, self.shape, self.int8 = weight, bias, weight.shape, int8
 
     def __call__(self, x: Tensor) -> Tensor:
-        return coded_linear(x, self.weight, self.bias)
+        return coded_linear(x, self.weight, self.bias, int8=self.int8)
 
 
 class Stacked(Product):
@@ -84,14 +84,17 @@ class Stacked(Product):
 
 
 def stack(
-    weights: Sequence[Tensor | CodedWeight], biases: Sequence[Tensor | None], *, exact: bool = False
+    weights: Sequence[Tensor | CodedWeight],
+    biases: Sequence[Tensor | None],
+    *,
+    exact: bool = False,
+    int8: bool = False,
 ) -> Product:
-    """Projections of one input as one product."""
-    parts = [_alone(w, bias, exact) for w, bias in zip(weights, biases, strict=True)]
+    """Projections of one input as one product. int8: inputs of coded ones become bytes."""
+    parts: list[Product] = []
+    for weight, bias in zip(weights, biases, strict=True):
+        if isinstance(weight, CodedWeight):
+            parts.append(CodedLinear(weight, bias, int8=int8))
+        else:
+            parts.append(Linear(weight, bias, exact=exact))
     return parts[0] if len(parts) == 1 else Stacked(parts)
-
-
-def _alone(weight: Tensor | CodedWeight, bias: Tensor | None, exact: bool) -> Product:
-    if isinstance(weight, CodedWeight):
-        return CodedLinear(weight, bias)
-    return Linear(weight, bias, exact=exact)

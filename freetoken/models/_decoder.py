@@ -102,19 +102,19 @@ class Decoder(Model):
             )
         self.config, self.numerics = config, numerics
         self._device, self._offset = device, norm_offset
-        place, exact = device.torch_device, numerics.exact
-        top = LayerReader(source, -1, numerics.dtype, place, exact=exact)
+        place = device.torch_device
+        top = LayerReader(source, -1, numerics, place)
         self._embedding = Embedding(top.weight("model.embed_tokens.weight"), numerics.dtype)
         self._final_norm = RMSNorm(top("model.norm.weight"), config.norm_eps, norm_offset)
         head = self._embedding.weight if config.tie_embeddings else top.weight("lm_head.weight")
-        self._head = stack([head], [None], exact=exact)
+        self._head = stack([head], [None], exact=numerics.exact, int8=numerics.int8)
         self._make_storage(pools)
         self._mixers: list[AttentionMixer | DeltaMixer] = []
         self._routers: list[Router | None] = []
         self._mlps: list[SharedExpert | GatedMLP | None] = []
         self._norms: list[tuple[RMSNorm, RMSNorm]] = []
         for layer in range(config.num_layers):
-            self._add_layer(layer, LayerReader(source, layer, numerics.dtype, place, exact=exact))
+            self._add_layer(layer, LayerReader(source, layer, numerics, place))
 
     def _make_storage(self, pools: Mapping[str, Pool]) -> None:
         config, place = self.config, self._device.torch_device

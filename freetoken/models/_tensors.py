@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
+from freetoken.core.interfaces import Numerics
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.weights import CodedMatrix, CodedWeight, ExpertSink, WeightSource
 from freetoken.layers.linear import Product, stack
@@ -229,12 +230,11 @@ def _coded_expert(
 class LayerReader:
     """Reads one layer's tensors by their short names, in the compute dtype on the device."""
 
-    def __init__(
-        self, source: WeightSource, layer: int, dtype: torch.dtype, device: torch.device, *, exact: bool
-    ) -> None:
+    def __init__(self, source: WeightSource, layer: int, numerics: Numerics, device: torch.device) -> None:
         self.layer = layer
         self._source, self._prefix = source, prefix(layer) if layer >= 0 else ""
-        self.dtype, self.device, self.exact = dtype, device, exact
+        self.dtype, self.device, self.exact = numerics.dtype, device, numerics.exact
+        self._numerics = numerics
 
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Memory of its own: never a view of the file, which may go away."""
@@ -266,7 +266,7 @@ class LayerReader:
             some = list(run)
             weights.append(self.weight(*(f"{name}.weight" for name in some)))
             biases.append(torch.cat([self(f"{name}.bias") for name in some]) if biased else None)
-        return stack(weights, biases, exact=self.exact)
+        return stack(weights, biases, exact=self.exact, int8=self._numerics.int8)
 
     def _kind(self, name: str) -> str:
         """What neighbours must share to become one matrix."""

@@ -71,8 +71,9 @@ const char* ft_formats(void) {
 }
 
 uint64_t ft_tile_bytes(int format, uint32_t tile_width, uint32_t hidden) {
-  if (format < 0 || format >= NUM_FORMATS) return 0;
-  return tiers()[0]->formats[format]->tile_bytes(tile_width, hidden);
+  if (format < 0 || format > 2 * NUM_FORMATS) return 0;
+  const TileFormat* f = tiers()[0]->formats[format];  // NUM_FORMATS + 1 and up: int8 activations (int8_table.h)
+  return f ? f->tile_bytes(tile_width, hidden) : 0;
 }
 
 int ft_pool_start(int threads, const int* cpus, int num_cpus) {

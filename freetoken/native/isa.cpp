@@ -15,6 +15,9 @@
 FT_DECLARE(ft_scalar)
 #if defined(FT_HAVE_X86)
 FT_DECLARE(ft_avx2)
+namespace ft_avx2_vnni {
+extern const TileFormat* const formats[];  // what it does better than avx2
+}
 FT_DECLARE(ft_avx512)
 FT_DECLARE(ft_avx512_bf16)
 #endif
@@ -64,6 +67,10 @@ void add_x86(std::vector<const TierKernels*>& out) {
   const bool ymm = (saved & 6) == 6, zmm = (saved & 0xE6) == 0xE6;
   if (!(ymm && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5))) return;  // FMA, F16C, AVX2
   out.push_back(&ft_avx2::kernels);
+  static TierKernels better = ft_avx2::kernels;
+  better.name = "avx2_vnni";
+  better.formats = ft_avx2_vnni::formats;
+  if (seven.a >= 1 && bit(more.a, 4)) out.push_back(&better);  // AVX-VNNI
   // F, DQ, BW, VL
   if (!(zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31))) return;
   out.push_back(&ft_avx512::kernels);

@@ -186,6 +186,17 @@ class Library:
         if not self._started:
             self.start(default_threads())
 
+    def format_index(self, format: str, *, int8: bool = False) -> int:
+        """What the library calls a format; int8: the same codes for activations as int8, if it has that."""
+        index = self.formats.index(format)
+        return index + len(self.formats) + 1 if int8 and self.has_int8(format) else index
+
+    def has_int8(self, format: str) -> bool:
+        """True if products with the format's codes may take x as int8."""
+        if format not in self.formats:
+            return False
+        return bool(self._lib.ft_tile_bytes(self.formats.index(format) + len(self.formats) + 1, 256, 256))
+
     def matrix_bytes(self, format: str, rows: int, columns: int) -> int:
         """Bytes of a coded matrix as the library multiplies with it; 0 if it can't."""
         if format not in self.formats:
@@ -193,16 +204,23 @@ class Library:
         return int(self._lib.ft_matrix_bytes(self.formats.index(format), rows, columns))
 
     def coded_linear(
-        self, kind: tuple[str, int], places: tuple[int, int, int, int], shape: tuple[int, int, int]
+        self,
+        kind: tuple[str, int],
+        places: tuple[int, int, int, int],
+        shape: tuple[int, int, int],
+        *,
+        int8: bool = False,
     ) -> None:
         """y = x W^T + bias for a coded W.
 
         kind     (W's format, dtype of x, bias and y)
         places   addresses of x [rows, k], W, bias [n] or 0, y [rows, n]
-        shape    (rows, n, k)
+        shape    (rows, n, k); at most 32 rows, any number of them with int8
+        int8     x becomes int8 first, if the format has that
         """
         format, dtype = kind
-        self.run(ops.CodedProduct(*places, *shape, self.formats.index(format), dtype))
+        index = self.format_index(format, int8=int8)
+        self.run(ops.CodedProduct(*places, *shape, index, dtype))
 
     def coded_numbers(
         self, format: str, places: tuple[int, int], shape: tuple[int, int], rows: tuple[int, int]

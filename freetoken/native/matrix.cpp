@@ -2,7 +2,10 @@
 #include "matrix_api.h"
 
 #include <algorithm>
+#include <memory>
 
+#include "formats/list.h"
+#include "int8_table.h"
 #include "isa.h"
 #include "pieces.h"
 
@@ -40,14 +43,37 @@ struct Numbers : Rows {
   void rows(int64_t from, int64_t to, uint8_t*) override { format.numbers(job, from, to); }
 };
 
+// Int8 activations: rows of x are quantised once, by whoever is free.
+struct Octets : Pieces {
+  static constexpr int64_t AT_ONCE = 16;
+  Octets(const Int8Format& f, const MatrixJob& j, uint8_t* to)
+      : Pieces((j.rows + AT_ONCE - 1) / AT_ONCE, j.k * sizeof(float)), format(f), job(j), out(to) {}
+  void piece(int64_t index, uint8_t* memory) override {
+    format.rows(job, index * AT_ONCE, std::min(job.rows, (index + 1) * AT_ONCE), out, memory);
+  }
+  const Int8Format& format;
+  const MatrixJob& job;
+  uint8_t* out;
+};
+
+// Then any number of them meets W, whose panels of 16 rows are not to be cut.
+struct Int8Product : Product {
+  Int8Product(const TileFormat& f, const MatrixJob& j) : Product(f, j) {
+    step = std::max<int64_t>(16, step / 16 * 16);
+    count = (j.n + step - 1) / step;
+  }
+};
+
+#define FT_COUNT(name) +1
+constexpr int NUM_FORMATS = 0 FT_FORMATS(FT_COUNT);
+
 // Null if there is no such tier or format, or the format is plain.
 const TileFormat* coded(int tier, int format) {
-  if (tier < 0 || tier >= (int)tiers().size() || format < 0) return nullptr;
-  const TileFormat* const* formats = tiers()[tier]->formats;  // a null ends them
-  for (int i = 0; i < format; i++)
-    if (!formats[i]) return nullptr;
-  return formats[format] && formats[format]->matrix ? formats[format] : nullptr;
+  if (!tier_at(tier) || format < 0 || format > 2 * NUM_FORMATS) return nullptr;
+  const TileFormat* found = tier_at(tier)->formats[format];
+  return found && found->matrix ? found : nullptr;
 }
+bool is_int8(int format) { return format > NUM_FORMATS; }
 
 }  // namespace
 
@@ -63,17 +89,26 @@ uint64_t ft_matrix_bytes(int format, int64_t rows, int64_t columns) {
 int ft_coded_linear(int tier, int format, int dtype, const void* x, const void* w, const void* bias, void* y,
                     int64_t rows, int64_t n, int64_t k) {
   const TileFormat* f = coded(tier, format);
-  if (!f || !ft_matrix_bytes(format, n, k) || rows > FT_ROWS || dtype < FT_BF16 || dtype > FT_F32) return FT_FAILED;
+  if (!f || !ft_matrix_bytes(format, n, k) || dtype < FT_BF16 || dtype > FT_F32) return FT_FAILED;
+  if (rows > FT_ROWS && !is_int8(format)) return FT_FAILED;
   if (rows < 1) return FT_OK;
-  const MatrixJob job{x, w, bias, y, rows, n, k, dtype};
-  Product(*f, job).run();
+  MatrixJob job{x, w, bias, y, rows, n, k, dtype};
+  if (!is_int8(format)) {
+    Product(*f, job).run();
+    return FT_OK;
+  }
+  const Int8Format& octets = *static_cast<const Int8Format*>(f);
+  const std::unique_ptr<uint8_t[]> rows8(new uint8_t[octets.row_bytes(k) * rows]);
+  Octets(octets, job, rows8.get()).run();
+  job.x = rows8.get();
+  Int8Product(*f, job).run();
   return FT_OK;
 }
 
 int ft_coded_numbers(int tier, int format, const void* w, float* y, int64_t n, int64_t k, int64_t first,
                      int64_t last) {
   const TileFormat* f = coded(tier, format);
-  if (!f || !ft_matrix_bytes(format, n, k) || first < 0 || last > n) return FT_FAILED;
+  if (!f || !f->numbers || !ft_matrix_bytes(format, n, k) || first < 0 || last > n) return FT_FAILED;
   const MatrixJob job{nullptr, w, nullptr, y - first * k, 0, n, k, FT_F32};
   Numbers(*f, job, first, last).run();
   return FT_OK;

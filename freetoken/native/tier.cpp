@@ -1,8 +1,10 @@
 // What a tier has besides formats, products and a layer's small operations: ordered sums, reading. And its table.
 #include "engine.h"
 #include "formats/list.h"
+#include "int8_table.h"
 #include "ops.h"
 
+#if !defined(FT_INT8_ONLY)
 namespace FT_NS {
 
 static void sum_parts(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count) {
@@ -76,14 +78,43 @@ static uint64_t read(const void* data, uint64_t num_bytes) {
 
 void linear(const LinearJob& job, int64_t first, int64_t last, uint8_t* scratch);
 extern const TierOps ops;
-#define FT_EXTERN(name) extern const TileFormat format_##name;
-FT_FORMATS(FT_EXTERN)
-#define FT_ENTRY(name) &format_##name,
-static const TileFormat* const formats[] = {FT_FORMATS(FT_ENTRY) nullptr};
+}  // namespace FT_NS
+#endif
 
+#if defined(FT_INT8_ONLY)  // all else is the tier below's
+#define FT_BASE ft_avx2
+#else
+#define FT_BASE FT_NS
+#endif
+#if defined(FT_AVX512) && !defined(FT_BF16_DOT)  // no byte products: as avx2, with the same bits
+#define FT_INT8 ft_avx2
+#else
+#define FT_INT8 FT_NS
+#endif
+
+#define FT_NOTHING(name)
+#define FT_EXTERN(name) extern const TileFormat format_##name;
+#define FT_EXTERN_INT8(name) extern const Int8Format int8_##name;
+namespace FT_BASE {
+FT_FORMATS(FT_EXTERN)
+}
+namespace FT_INT8 {
+FT_FORMATS_OF(FT_EXTERN_INT8, FT_NOTHING)
+}
+
+namespace FT_NS {
+
+#define FT_ENTRY(name) &FT_BASE::format_##name,
+#define FT_ENTRY_INT8(name) &FT_INT8::int8_##name,
+#define FT_NONE(name) nullptr,
+extern const TileFormat* const formats[];
+const TileFormat* const formats[] = {FT_FORMATS(FT_ENTRY) nullptr, FT_FORMATS_OF(FT_ENTRY_INT8, FT_NONE)};
+
+#if !defined(FT_INT8_ONLY)
 #define FT_QUOTE2(x) #x
 #define FT_QUOTE(x) FT_QUOTE2(x)
 extern const TierKernels kernels;
 const TierKernels kernels = {FT_QUOTE(FT_TIER), formats, sum_parts, combine, linear, read, &ops, widen_row};
+#endif
 
 }  // namespace FT_NS

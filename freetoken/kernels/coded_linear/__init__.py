@@ -1,8 +1,9 @@
 """y = x W^T + b for a matrix in a weight format's codes, decoded while it is multiplied.
 
-    coded_linear(x, weight, bias)
+    coded_linear(x, weight, bias, int8)
         x        16-bit or float32 [.., K]
         weight   CodedWeight [N, K]            bias [N] of x's dtype, or None
+        int8     x becomes signed bytes first, 32 with a scale (`reference.octets`), where a format has that
         Returns  [.., N] in x's dtype
 
 Rounding points: weights exactly as their format decodes, sums at least in float32, one rounding. `fast` says
@@ -25,6 +26,6 @@ def fast(device_type: str, fmt: WeightFormat, shape: tuple[int, int]) -> bool:
     return bool(choose(MAKERS, device_type).takes(fmt, shape))
 
 
-def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None) -> Tensor:
-    out: Tensor = choose(MAKERS, x.device.type).coded_linear(x, weight, bias)
+def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, *, int8: bool = False) -> Tensor:
+    out: Tensor = choose(MAKERS, x.device.type).coded_linear(x, weight, bias, int8)
     return out

@@ -26,13 +26,14 @@ def takes(fmt: WeightFormat, shape: tuple[int, int]) -> bool:
     return size > 0 and size == fmt.matrix_bytes(*shape)
 
 
-def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:
+def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, int8: bool = False) -> Tensor:
     lib = library()
     if lib is None or x.dtype not in _DTYPES or not takes(weight.fmt, weight.shape):
         return reference.coded_linear(x, weight, bias)
+    int8 = int8 and lib.has_int8(weight.fmt.name)
     rows, columns = weight.shape
     given = (x if weight.columns is None else x[..., weight.columns]).reshape(-1, columns).contiguous()
-    if given.shape[0] > MOST_ROWS:
+    if given.shape[0] > MOST_ROWS and not int8:
         return _by_numbers(lib, given, weight, bias).view(*x.shape[:-1], rows)
     out = torch.empty((given.shape[0], rows), dtype=x.dtype)
     lib.coded_linear(
@@ -44,6 +45,7 @@ def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:
             out.data_ptr(),
         ),
         (given.shape[0], rows, columns),
+        int8=int8,
     )
     return out.view(*x.shape[:-1], rows)
 

@@ -1,0 +1,427 @@
+// Tiles and matrices times quantised rows of x (int8.h). A format gives a class over one tile's bytes:
+//
+//   SPAN, D, LEAST, UNIT, OFFSET, WIDE       of int8.h; UNIT scales x's d where codes stand for halves
+//   Int8(const Shape&, const uint8_t*)       a view of the tile
+//   bytes(m, i, k, n, v)                     256 codes of row i of matrix m at k, of which n are left, as four vectors
+//   steps(at), offsets(at)                   eight spans' (EightAt)
+//   LINE, codes(m, i)                        bytes of 256 codes; where row i begins
+//   near(i), warm(i)                         prefetch scales of row i; column i of down
+//   place_row(q, row, block), place_middle   where 32 bytes of x go
+//   WIDTH, span<N>(i, h, mid, sum)           lanes of down that it likes at once; adds span i's to N vectors at h
+//   columns(i, h, each)                      each(dword of the middle, W lanes at h of its four codes) of span i
+//   down_step(i, h), down_offset(i, h)       W lanes
+//
+// One row of x walks rows of weights as they lie; from PANEL rows on, 16 rows of weights become a panel first, in
+// which a vector holds four elements of each, so that sums stay in lanes. Both give the same bits.
+#pragma once
+#include "int8_panel.h"
+
+namespace FT_NS {
+
+constexpr int PANEL = 3;  // rows of x that a panel pays for
+
+// --- a few rows -------------------------------------------------------------------------------------
+
+// Two rows of weights, walked side by side.
+template <class Format>
+static FT_APART void int8_dots(const Format& f, const int (&m)[2], const int (&i)[2], int64_t width, const Row8& x,
+                               float (&out)[2]) {
+  constexpr int SPAN = Format::SPAN, N = 2, LINE = Format::LINE;
+  E8 chain[N] = {}, extra[N] = {};
+  // Neighbouring rows are one run of memory, and fetched as that; others each as they lie.
+  const bool one_run = m[0] == m[1] && i[1] == i[0] + 1;
+  const uint8_t* ahead[N];
+  for (int r = 0; r < N; r++) ahead[r] = f.codes(m[r], one_run ? i[0] : i[r]) + (one_run ? r * LINE : 0) + AHEAD;
+  for (int64_t k = 0; k < width; k += 256)
+    for (int r = 0; r < N; r++) {
+      const int64_t n = width - k;
+      Bytes v[4];
+      for (int b = 0; b < LINE; b += 64) FT_PREFETCH(ahead[r] + b);
+      ahead[r] += one_run ? N * LINE : LINE;
+      f.bytes(m[r], i[r], k, n, v);
+      for (int p = 0; p < 4; p++) {
+        const Bytes q = load64(x.q + k + 64 * p);
+        for (int j = 0; j < N64; j++) v[p].v[j] = dot4<Format::WIDE>(same(0), v[p].v[j], q.v[j]);
+      }
+      const auto sums = totals<SPAN, Format::D>(v);
+      for (int part = 0; part < 32 / SPAN; part++) {
+        const int64_t s = k / SPAN + 8 * part;
+        const EightAt<SPAN> at{m[r], i[r], k + 8 * SPAN * part, n - 8 * SPAN * part};
+        T8 sum = sums.of[part];
+        if (Format::LEAST) sum -= load8(x.less + s);
+        chain[r] = fused(floats(sum), E8(f.steps(at)) * load8(x.d + s), chain[r]);
+        if constexpr (Format::OFFSET) extra[r] = fused(E8(f.offsets(at)), load8(x.sums + s), extra[r]);
+      }
+    }
+  for (int r = 0; r < N; r++) out[r] = tree(Format::OFFSET ? chain[r] + extra[r] : chain[r]);
+}
+
+// --- many rows --------------------------------------------------------------------------------------
+
+// 16 rows of 16 dwords, turned.
+FT_INLINE void turn(const uint32_t* from, uint32_t* to) {
+#if defined(FT_AVX512)
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + 16 * i);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + 2 + j]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + 2 + j]);
+    }
+  for (int j = 0; j < 4; j++) {  // column 4 l + j of rows 4 i.. is lane l of a[4 i + j]
+    const __m512i x = _mm512_shuffle_i64x2(a[j], a[4 + j], 0x88), y = _mm512_shuffle_i64x2(a[8 + j], a[12 + j], 0x88);
+    const __m512i z = _mm512_shuffle_i64x2(a[j], a[4 + j], 0xDD), w = _mm512_shuffle_i64x2(a[8 + j], a[12 + j], 0xDD);
+    _mm512_storeu_si512(to + 16 * j, _mm512_shuffle_i64x2(x, y, 0x88));
+    _mm512_storeu_si512(to + 16 * (4 + j), _mm512_shuffle_i64x2(z, w, 0x88));
+    _mm512_storeu_si512(to + 16 * (8 + j), _mm512_shuffle_i64x2(x, y, 0xDD));
+    _mm512_storeu_si512(to + 16 * (12 + j), _mm512_shuffle_i64x2(z, w, 0xDD));
+  }
+#else
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) to[16 * j + i] = from[16 * i + j];
+#endif
+}
+
+template <class Format>
+FT_INLINE Panel panel_at(uint8_t* memory, int64_t padded) {
+  float* steps = (float*)(memory + padded * TALL);
+  return {(uint32_t*)memory, steps, Format::OFFSET ? steps + padded / Format::SPAN * TALL : nullptr, padded};
+}
+
+template <class Format>
+static FT_APART void make_panel(const Format& f, int m, int i, int64_t width, const Panel& to) {
+  constexpr int SPAN = Format::SPAN;
+  for (int64_t k = 0; k < width; k += 256) {
+    alignas(64) uint32_t codes[4][TALL][16];
+    for (int r = 0; r < TALL; r++) {
+      Bytes v[4];
+      for (int b = 0; b < Format::LINE; b += 64) FT_PREFETCH(f.codes(m, i + r) + k / 256 * Format::LINE + b + AHEAD);
+      f.bytes(m, i + r, k, width - k, v);
+      for (int p = 0; p < 4; p++) store64(codes[p][r], v[p]);
+      for (int part = 0; part < 32 / SPAN; part++) {
+        const int64_t s = k / SPAN + 8 * part;
+        const EightAt<SPAN> at{m, i + r, k + 8 * SPAN * part, width - k - 8 * SPAN * part};
+        const E8 steps = f.steps(at);
+        for (int b = 0; b < 8; b++) to.steps[(s + b) * TALL + r] = steps[b];
+        if constexpr (Format::OFFSET) {
+          const E8 offsets = f.offsets(at);
+          for (int b = 0; b < 8; b++) to.offsets[(s + b) * TALL + r] = offsets[b];
+        }
+      }
+    }
+    for (int p = 0; p < 4; p++) turn(codes[p][0], to.codes + (k / 64 + p) * 256);
+  }
+}
+
+// --- tiles of experts -------------------------------------------------------------------------------
+
+template <class Format>
+static void int8_gate_up(const Format& f, int w, int64_t h, int num_rows, const uint8_t* x, int64_t xs, float* g,
+                         float* u, int64_t gs, uint8_t* panel) {
+  const int64_t padded = (int64_t)ft_align(h, 256);
+  int i = 0;
+  if (num_rows >= PANEL)
+    for (; i + TALL <= w; i += TALL)
+      for (int m = 0; m < 2; m++) {
+        const Panel p = panel_at<Format>(panel, padded);
+        make_panel(f, m, i, h, p);
+        panel_dots<Format::SPAN, Format::D, Format::WIDE>(p, {x, xs, num_rows}, (m ? u : g) + i, gs);
+      }
+  for (; i < w; i++) {
+    f.near(i + SCALES_AHEAD);
+    if (i >= w - 32) f.warm(i - (w < 32 ? 0 : w - 32));  // down's first columns, which nothing else would prefetch
+    for (int r = 0; r < num_rows; r++) {
+      float out[2];
+      int8_dots(f, {0, 1}, {i, i}, h, x8_row(x + r * xs, padded, Format::SPAN), out);
+      g[r * gs + i] = out[0];
+      u[r * gs + i] = out[1];
+    }
+  }
+}
+
+// Columns [i0, i1) of down at N vectors from h on: few rows of x straight from the codes.
+template <class Format, int N>
+FT_INLINE void int8_columns(const Format& f, int i0, int i1, int h, const Row8& mid, float* out, bool fresh) {
+  constexpr int SPAN = Format::SPAN;
+  F acc[N];
+  for (int v = 0; v < N; v++) acc[v] = fresh ? zero() : load(out + v * W);
+  for (int i = i0; i < i1; i += SPAN) {
+    I sum[N];
+    for (int v = 0; v < N; v++) sum[v] = same(-mid.less[i / SPAN]);
+    f.template span<N>(i, h, mid, sum);
+    const F unit = set1(mid.d[i / SPAN]);
+    for (int v = 0; v < N; v++) acc[v] = fused_lanes(signed_floats(sum[v]), mul(f.down_step(i, h + v * W), unit), acc[v]);
+    if constexpr (Format::OFFSET)
+      for (int v = 0; v < N; v++) acc[v] = fused_lanes(f.down_offset(i, h + v * W), set1(mid.sums[i / SPAN]), acc[v]);
+  }
+  for (int v = 0; v < N; v++) store(out + v * W, acc[v]);
+}
+
+// Many rows: the codes become a strip of W lanes first.
+template <class Format>
+FT_INLINE void int8_strip(const Format& f, int i0, int i1, int h, const Octets& mid, int64_t padded, float* out,
+                          int64_t os, bool fresh) {
+  constexpr int SPAN = Format::SPAN;
+  Strip strip;
+  for (int v = 0; v < V; v++) {
+    const int at = h + v * W;
+    for (int i = i0; i < i1; i += SPAN) {
+      const int s = (i - i0) / SPAN;
+      f.columns(i, at, [&](int dword, I w) FT_LAMBDA { memcpy(strip.codes[(i - i0) / 4 + dword], &w, sizeof w); });
+      store(strip.steps[s], f.down_step(i, at));
+      if constexpr (Format::OFFSET) store(strip.offsets[s], f.down_offset(i, at));
+    }
+    strip_dots<SPAN, Format::WIDE, Format::OFFSET>(strip, i0, i1, mid, padded, out + v * W, os, fresh);
+  }
+}
+
+template <class Format>
+static void int8_down(const Format& f, int w, int h_size, const Octets& mid, float* out, int64_t os, bool first,
+                      bool more) {
+  const int64_t padded = (int64_t)ft_align(w, 64);
+  const bool few = mid.num_rows < PANEL;
+  const int most = few ? 32 : STRIP, group = w < most ? w : most;
+  for (int i = 0; i < w; i += group) {
+    const int end = i + group < w ? i + group : w;
+    const bool fresh = first && i == 0, ahead = end < w || more;
+    for (int h = 0, step; h < h_size; h += step) {
+      step = few && h + Format::WIDTH <= h_size ? Format::WIDTH : STEP;
+      for (int at = h; ahead && at < h + step; at += STEP) f.prefetch(end, end - i, at);
+      if (!few) int8_strip(f, i, end, h, mid, padded, out + h, os, fresh);
+      for (int r = 0; few && r < mid.num_rows; r++) {
+        const Row8 row = x8_row(mid.rows + r * mid.stride, padded, Format::SPAN);
+        if (step == STEP) int8_columns<Format, V>(f, i, end, h, row, out + r * os + h, fresh);
+        else int8_columns<Format, Format::WIDTH / W>(f, i, end, h, row, out + r * os + h, fresh);
+      }
+    }
+  }
+}
+
+template <class Format>
+static void int8_tiles(const TileJob& job) {
+  const ft_layer& l = *job.layer;
+  const int h = (int)l.hidden, w = (int)l.tile_width;
+  int rows = job.num_rows;
+  while (rows > 0 && job.rows[rows - 1] < 0) rows--;
+  if (rows < job.num_rows)
+    memset(job.out + (int64_t)rows * h, 0, (int64_t)(job.num_rows - rows) * h * sizeof(float));
+  if (!rows) return;
+  // What engine.h keeps as numbers has room for these rows, a panel, and one row as floats.
+  const int64_t padded = (int64_t)ft_align(h, 256), gs = middle_stride(w), os = x_stride(h);
+  const int64_t xs = x8_bytes(padded, Format::SPAN), ms = x8_bytes((int64_t)ft_align(w, 64), Format::SPAN);
+  float* g = (float*)job.scratch;
+  float* u = g + FT_ROWS * gs;
+  uint8_t* mid = (uint8_t*)(u + FT_ROWS * gs);
+  float* sums = (float*)mid + FT_ROWS * gs;
+  uint8_t* x = (uint8_t*)(sums + FT_ROWS * os);
+  uint8_t* panel = x + FT_ROWS * xs;
+  for (int r = 0; r < rows; r++) {
+    float* wide = (float*)panel;
+    if (job.rows[r] < 0) memset(wide, 0, h * sizeof(float));
+    else widen(job.x, job.x_dtype, (int64_t)job.rows[r] * h, h, wide);
+    quantise_row(wide, h, padded, x + r * xs, ROWS<Format>);
+  }
+  for (int t = job.first; t < job.last; t++) {
+    const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
+    const Format f(Shape(l), tile);
+    for (int i = 0; i < SCALES_AHEAD; i++) f.near(i);
+    int8_gate_up(f, w, h, rows, x, xs, g, u, gs, panel);
+    if (l.bias_offset) {
+      add_bias(g, gs, tile + l.bias_offset, w, rows);
+      add_bias(u, gs, tile + l.bias_offset + 4 * w, w, rows);
+    }
+    activate(l, job.x_dtype, g, u, (int)(rows * gs));
+    for (int r = 0; r < rows; r++)
+      quantise_row(g + r * gs, w, (int64_t)ft_align(w, 64), mid + r * ms, MIDDLE<Format>);
+    int8_down(f, w, h, {mid, ms, rows}, sums, os, t == job.first, t + 1 < job.last);
+  }
+  for (int r = 0; r < rows; r++) memcpy(job.out + (int64_t)r * h, sums + r * os, h * sizeof(float));
+  if (l.bias_offset && job.first == 0) add_bias(job.out, h, job.record, h, rows);
+}
+
+// --- dense matrices ---------------------------------------------------------------------------------
+
+// Rows [first, last) of job.x into `to`, where all rows lie one after the other. scratch: a row of floats.
+template <class Format>
+static void int8_rows(const MatrixJob& job, int64_t first, int64_t last, uint8_t* to, uint8_t* scratch) {
+  const int64_t padded = (int64_t)ft_align(job.k, 256), xs = x8_bytes(padded, Format::SPAN);
+  for (int64_t r = first; r < last; r++) {
+    widen(job.x, job.dtype, r * job.k, job.k, (float*)scratch);
+    quantise_row((const float*)scratch, job.k, padded, to + r * xs, ROWS<Format>);
+  }
+}
+
+// job.x: rows as int8_rows leaves them. scratch: a panel.
+template <class Format>
+static void int8_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch) {
+  const Format f(Shape(job.n, job.k, 1), (const uint8_t*)job.w);
+  const uint8_t* x = (const uint8_t*)job.x;
+  const int64_t padded = (int64_t)ft_align(job.k, 256), xs = x8_bytes(padded, Format::SPAN);
+  int64_t i = first;
+  if (job.rows >= PANEL)
+    for (; i + TALL <= last; i += TALL) {
+      const Panel p = panel_at<Format>(scratch, padded);
+      make_panel(f, 0, (int)i, job.k, p);
+      for (int64_t r = 0; r < job.rows; r += FT_ROWS) {
+        const int count = job.rows - r < FT_ROWS ? (int)(job.rows - r) : FT_ROWS;
+        float sums[FT_ROWS * TALL];
+        panel_dots<Format::SPAN, Format::D, Format::WIDE>(p, {x + r * xs, xs, count}, sums, TALL);
+        put_sums(job, r, i, count, sums);
+      }
+    }
+  for (; i < last; i += 2) {
+    const int next = (int)(i + 1 < last ? i + 1 : i), rows[2] = {(int)i, next};
+    f.near((int)(i + SCALES_AHEAD));
+    f.near((int)(i + 1 + SCALES_AHEAD));
+    for (int64_t r = 0; r < job.rows; r++) {
+      float out[2];
+      int8_dots(f, {0, 0}, rows, job.k, x8_row(x + r * xs, padded, Format::SPAN), out);
+      put_number(job, r, i, out[0]);
+      if (next > i) put_number(job, r, next, out[1]);
+    }
+  }
+}
+
+// --- formats of blocks ------------------------------------------------------------------------------
+
+// number(code) = (byte - least) unit; even: bytes are the codes.
+template <class Spec>
+struct Levels {
+  float unit = 1;
+  int least = 0;
+  bool even = true;
+  constexpr Levels() {
+    constexpr int count = 1 << (Spec::LOW + Spec::HIGH);
+    float lowest = 0;
+    for (int i = 0; i < count; i++) {
+      const float v = Spec::number(i);
+      if (v != (float)(int)v) unit = 0.5f;
+      if (v < lowest) lowest = v;
+      even = even && v == Spec::number(0) + (float)i;
+    }
+    least = (int)(-lowest / unit);
+  }
+};
+
+template <class Spec>
+struct Int8Blocks {
+  static constexpr int SPAN = Spec::SPAN, LOW = Spec::LOW, HIGH = Spec::HIGH, D = 8 / LOW;
+  static constexpr Levels<Spec> L{};
+  static constexpr int LEAST = L.least;
+  static constexpr bool OFFSET = Spec::OFFSET, WIDE = LEAST > 64;
+  static constexpr float UNIT = L.unit;
+  static constexpr int LINE = 256 * LOW / 8, WIDTH = STEP;
+  typedef Plane<LOW> Low;
+  typedef Plane<HIGH> High;
+  Blocks<Spec> tile;
+  uint8_t levels[16];
+
+  Int8Blocks(const Shape& shape, const uint8_t* bytes) : tile(shape, bytes) {
+    for (int i = 0; i < 16; i++) levels[i] = (uint8_t)((int)(Spec::number(i) / UNIT) + LEAST);
+  }
+  // Digits Q and Q + D of each word as its bytes; `more` holds the high bits from its lowest on.
+  template <int Q>
+  FT_INLINE_MEMBER I code(I words, I more) const {
+    I low = both(words_left<-LOW * Q>(words), same(0x01010101 * ((1 << LOW) - 1)));
+    if constexpr (HIGH > 0) {
+      constexpr int MASK = ((1 << HIGH) - 1) << LOW;
+      const I even = both(words_left<LOW - HIGH * Q>(more), same(MASK * 0x00010001));
+      const I odd = both(words_left<8 + LOW - HIGH * (Q + D)>(more), same(MASK * 0x01000100));
+      low = either(low, either(even, odd));
+    }
+    if constexpr (!L.even) return level(low, levels);
+    else return low;
+  }
+  template <int Q>
+  FT_INLINE_MEMBER void digits(const Bytes& words, const Bytes& more, Bytes& out) const {
+    for (int j = 0; j < N64; j++) out.v[j] = code<Q>(words.v[j], more.v[j]);
+    if constexpr (HIGH > 0) out = apart(out);
+  }
+  // Words of row i at k; without a plane of high bits their bytes may be put in order before digits are taken out.
+  FT_INLINE_MEMBER Bytes words(int m, int i, int64_t k) const {
+    const Bytes out = load64(tile.low.line(m, i, k));
+    if constexpr (HIGH > 0) return out;
+    else return apart(out);
+  }
+  // The high bits of words at k of row i, from the lowest on.
+  FT_INLINE_MEMBER Bytes high_bits(int m, int i, int64_t k, const Bytes& none) const {
+    if constexpr (HIGH == 0) return none;
+    else {
+      Bytes out = load64(tile.high.line(m, i, k));
+      const int by = HIGH * (int)((uint64_t)k / 32 % High::DIGITS);
+      for (int j = 0; j < N64; j++) out.v[j] = words_right(out.v[j], by);
+      return out;
+    }
+  }
+  FT_INLINE_MEMBER void bytes(int m, int i, int64_t k, int64_t n, Bytes (&v)[4]) const {
+    const Bytes first = words(m, i, k), more = high_bits(m, i, k, first);
+    digits<0>(first, more, v[0]);
+    digits<1>(first, more, v[1]);
+    if constexpr (LOW == 2) {
+      digits<2>(first, more, v[2]);
+      digits<3>(first, more, v[3]);
+    } else {
+      const int64_t next = n > 128 ? k + 128 : k;  // beyond a row x is zero
+      const Bytes second = words(m, i, next), and_more = high_bits(m, i, next, second);
+      digits<0>(second, and_more, v[2]);
+      digits<1>(second, and_more, v[3]);
+    }
+  }
+  FT_INLINE_MEMBER const uint8_t* codes(int m, int i) const { return tile.low.line(m, i, 0); }
+  FT_INLINE_MEMBER void near(int i) const { tile.near(i); }
+  FT_INLINE_MEMBER E8 steps(const EightAt<SPAN>& at) const { return tile.step(at); }
+  FT_INLINE_MEMBER E8 offsets(const EightAt<SPAN>& at) const { return tile.offset(at); }
+  FT_INLINE_MEMBER F down_step(int i, int h) const { return tile.step(DownAt{i, h}); }
+  FT_INLINE_MEMBER F down_offset(int i, int h) const { return tile.offset(DownAt{i, h}); }
+
+  // each(dword of the span's bytes of the middle, W lanes of four codes)
+  template <class Each>
+  FT_INLINE_MEMBER void columns(int i, int h, Each each) const {
+    for (int j = 0; j < SPAN; j += Low::COLUMNS) {
+      const I words = dwords_of(tile.low.column(i + j, h));
+      I more = words;
+      if constexpr (HIGH > 0)
+        more = words_right(dwords_of(tile.high.column(i + j, h)), HIGH * ((i + j) % High::COLUMNS / 2));
+      each(j / 4, code<0>(words, more));
+      each(j / 4 + 1, code<1>(words, more));
+      if constexpr (LOW == 2) {
+        each(j / 4 + 2, code<2>(words, more));
+        each(j / 4 + 3, code<3>(words, more));
+      }
+    }
+  }
+  template <int N>
+  FT_INLINE_MEMBER void span(int i, int h, const Row8& mid, I (&sum)[N]) const {
+    for (int v = 0; v < N; v++)
+      columns(i, h + v * W, [&](int dword, I w) FT_LAMBDA { sum[v] = dot4<WIDE>(sum[v], w, same(mid.dword(i / 4 + dword))); });
+  }
+  void prefetch(int i1, int count, int64_t h) const {
+    prefetch_next(tile.low.of[2], tile.low.hidden * LOW / 8, i1, count * STEP * LOW / 8, h);
+  }
+
+  void warm(int i) const {
+    prefetch_next(tile.low.of[2], tile.low.hidden * LOW / 8, i, tile.low.hidden * LOW / 8, 0);
+    tile.warm(i);
+  }
+
+  // The order in which digits<Q> and columns give them.
+  static void place_row(const int8_t* q, uint8_t* row, int64_t block) {
+    const int64_t line = block / (2 * D), in = block % (2 * D);
+    uint8_t* to = row + (line * D + in % D) * 64 + in / D * 8;
+    for (int c = 0; c < 4; c++) memcpy(to + 16 * c, q + 8 * c, 8);
+  }
+  static void place_middle(const int8_t* q, uint8_t* row, int64_t block) {
+    for (int j = 0; j < 32; j += 4 * D)
+      for (int d = 0; d < D; d++) {
+        uint8_t* to = row + block * 32 + j + 4 * d;
+        const int8_t* from = q + j + 2 * d;
+        to[0] = (uint8_t)from[0], to[1] = (uint8_t)from[2 * D], to[2] = (uint8_t)from[1], to[3] = (uint8_t)from[2 * D + 1];
+      }
+  }
+};
+
+}  // namespace FT_NS
