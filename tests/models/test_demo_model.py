@@ -26,7 +26,7 @@ PROMPTS = (
     "What is 347 + 586?", "What is 48 times 73?", "Who are you?", "Tell me a joke.", "What can you do?",
     "Define justice.", "What is 1234 + 8765?", "What is 900 - 123?", "My name is Anna.", "What is 77 + 15?",
 )  # fmt: skip
-GENERATED, END = 64, 8185
+GENERATED, END = 40, 8185
 SPEECH = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
