@@ -126,3 +126,11 @@ def test_what_cannot_use_it_is_refused():
         with pytest.raises(ConfigError) as e:
             build(Options(cpu_activations="int8", **wishes))
         assert e.value.param == "cpu_activations"
+
+
+def test_the_option_reaches_whoever_computes():
+    built = build(Options(device="cpu", cpu_activations="int8", max_model_len=64, num_tokens=128))
+    try:
+        assert built.engine.runner.model.numerics.int8
+    finally:
+        built.engine.close()
