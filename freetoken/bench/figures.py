@@ -98,8 +98,9 @@ def bars(chart: Chart) -> str:
 def _frame(chart: Chart) -> tuple[float, list[str]]:
     """The value at the top of the axis; grid, ticks and axis titles."""
     values = [v for s in chart.series for v in s.values if v is not None]
-    step = _tick(max(values, default=1.0))
-    top = step * math.ceil(max(values, default=1.0) * 1.02 / step)
+    highest = max(values, default=0.0) or 1.0
+    step = _tick(highest)
+    top = step * math.ceil(highest * 1.02 / step)
     parts = []
     for i in range(round(top / step) + 1):
         y = _height(i * step, top)

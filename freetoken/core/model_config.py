@@ -52,6 +52,10 @@ class DeltaSpec:
         return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
 
 
+GATED = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
+"""Names of activations that gated MLPs may have."""
+
+
 @dataclass(frozen=True)
 class Activation:
     """act(g) * u of a gated MLP, by the name that a config gives.

@@ -28,7 +28,7 @@ MOST_ROWS = 4
 _ALLOCATE = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(TorchDispatchMode):  # type: ignore[misc]
     """Keeps what is allocated and refuses whatever else torch computes; views are nothing."""
 
     def __init__(self, tape: Tape, kept: list[Tensor]) -> None:

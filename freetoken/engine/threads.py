@@ -38,6 +38,9 @@ class ThreadTrial:
     def __init__(self, numbers: Sequence[int], use: Callable[[int], None]) -> None:
         self._numbers, self._use = tuple(numbers), use
         self.chosen = self._numbers[0] if len(self._numbers) == 1 else 0
+        self._rows = self._others = self._seen = self._visit = 0
+        self._times: dict[int, list[float]] = {}
+        self._order: list[int] = []
         self._start(0)
 
     def note(self, rows: int, seconds: float) -> None:
@@ -58,7 +61,7 @@ class ThreadTrial:
 
     def _start(self, rows: int) -> None:
         self._rows, self._others, self._seen, self._visit = rows, 0, 0, 0
-        self._times: dict[int, list[float]] = {n: [] for n in self._numbers}
+        self._times = {n: [] for n in self._numbers}
         self._order = list(self._numbers)
         if rows:
             self._use(self._order[0])

@@ -9,11 +9,10 @@ import torch
 
 from freetoken.core.codes import Coded
 from freetoken.core.errors import ConfigError
-from freetoken.core.model_config import MoESpec
+from freetoken.core.model_config import GATED, MoESpec
 from freetoken.core.units import align_up
 from freetoken.core.weights import WeightFormat
 from freetoken.experts.record import RecordLayout
-from freetoken.kernels._gate import KINDS
 
 POLICIES = ("two_speed", "lru")
 """Policies whose kernels there are; the first is taken where nobody chooses."""
@@ -26,7 +25,7 @@ _ALIGN = 256
 def can_compute_here(formats: Sequence[WeightFormat], moe: MoESpec) -> bool:
     """Whether the device's kernels read these weight formats and know what the experts do."""
     known = all(fmt.device_code(math.lcm(fmt.block, 32), 512) for fmt in formats)
-    return known and moe.activation.name in KINDS
+    return known and moe.activation.name in GATED
 
 
 def check_policy(name: str) -> None:

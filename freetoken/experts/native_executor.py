@@ -56,7 +56,7 @@ def knows(layouts: Sequence[RecordLayout], formats: Sequence[WeightFormat], act:
     sizes = {
         (f.name, one.tile_width, one.hidden, one.code_bytes) for one, f in zip(layouts, formats, strict=True)
     }
-    return all(lib.tile_bytes(*shape) == size for *shape, size in sizes)
+    return all(lib.tile_bytes(name, width, hidden) == size for name, width, hidden, size in sizes)
 
 
 def describe(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from freetoken.core.model_config import Activation
+from freetoken.core.model_config import GATED, Activation
 from freetoken.kernels._triton import jit, tl
 
-KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+KINDS = dict(zip(GATED, (0, 0, 1, 2, 3), strict=True))
 
 
 @jit

@@ -5,12 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from hypothesis import settings
 
 from freetoken.native.library import library
-
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
 
 
 @pytest.fixture(scope="package", autouse=True)
