@@ -13,9 +13,12 @@ from torch import Tensor
 
 from freetoken.core.weights import CodedWeight
 from freetoken.kernels.coded_linear import coded_linear
+from freetoken.kernels.gating import add_routed, widen
 from freetoken.kernels.linear import linear, linear_add, linear_exact, place
 from freetoken.kernels.norm_linear import norm_linear
 from freetoken.layers.norm import RMSNorm
+
+FEW_ROWS = 16
 
 
 class Product(abc.ABC):
@@ -70,6 +73,11 @@ class CodedLinear(Product):
 
     def __call__(self, x: Tensor) -> Tensor:
         return coded_linear(x, self.weight, self.bias, int8=self.int8)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() > FEW_ROWS:
+            return residual + self(x)
+        return add_routed(residual, widen(self(x)), None)  # the same sum, by operations of a recorded step
 
 
 class Stacked(Product):

@@ -10,15 +10,17 @@ from freetoken.core import choices
 from freetoken.core.batch import Segment
 from freetoken.core.interfaces import Numerics
 from freetoken.devices.cpu import CpuDevice
-from freetoken.engine.programs import DecodePrograms
+from freetoken.engine.programs import DecodePrograms, _Watcher
 from freetoken.engine.runner import Runner
 from freetoken.engine.sampler import Sampler
 from freetoken.experts import bank as banks
 from freetoken.experts.setup import ExpertSetup
+from freetoken.layers.linear import CodedLinear
 from freetoken.models import qwen3_5_moe, qwen3_moe
 from freetoken.native.library import library
 from freetoken.native.program import Tape
 from freetoken.weights.load import open_checkpoint
+from tests.kernels.test_coded_linear import weight_of
 from tests.models import checkpoints
 
 PAGE, PAGES, ROWS = 4, 48, 3
@@ -133,6 +135,18 @@ def test_experts_that_still_arrive_only_put_it_off(tmp_path):
     runner.experts.bank.arrivals.complete = True
     step(runner, 1)
     assert set(runner._graphs._recorded) == {1}
+
+
+def test_a_coded_product_and_the_sum_behind_it_are_jobs():
+    weight = weight_of(choices.load("freetoken.quant", "q8_0").FORMAT, 64, 128)
+    product, tape = CodedLinear(weight), Tape()
+    x, h = torch.randn(2, 128).bfloat16(), torch.randn(2, 64).bfloat16()
+    want = h + product(x)
+    with library().recording(tape), _Watcher(tape, []):
+        got = product.add_to(h, x)
+    assert torch.equal(got, want) and not tape.refusal and len(tape.jobs) == 3
+    many = torch.randn(40, 128).bfloat16()
+    assert torch.equal(product.add_to(torch.ones(40, 64).bfloat16(), many), 1 + product(many))
 
 
 def test_the_first_refusal_counts():
