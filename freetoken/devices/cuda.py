@@ -32,7 +32,7 @@ FLOOR = (8, 0)
 """Least compute capability: bfloat16 products."""
 PROBE_BYTES = 64 * MIB
 CONTEXT_BYTES = 400 * MIB
-"""What a context takes where nobody can be asked."""
+"""What a context takes at least."""
 CODE_BYTES = 192 * MIB
 """Room for the code of kernels, which is loaded when they are first used."""
 _BANDWIDTH = {(8, 0): 1.5e12, (9, 0): 3.9e12, (10, 0): 7e12}
@@ -96,7 +96,8 @@ class CudaDevice(Device):
         _, total = torch.cuda.mem_get_info(index)
         self._nvml, self._uuid = nvml, f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', '')}"
         self._before = before.get(self._uuid)
-        self.context_bytes = self.taken_bytes() or CONTEXT_BYTES
+        # The context may have been there already when the driver was asked first.
+        self.context_bytes = max(self.taken_bytes(), CONTEXT_BYTES)
         self.memory_bytes = min(memory_bytes or total, total)
         self.faults = Faults()
         self.clock = WallClock()

@@ -11,7 +11,6 @@ but for `end_step`, which looks at counters once in a while. Rows beyond MOST_RO
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Generator
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError, DeviceError
 from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
+from freetoken.experts.aside import Aside
 from freetoken.experts.device_io import make_block
 from freetoken.experts.device_stream import RING_SHARE, DeviceStream
 from freetoken.experts.device_table import HOST_ONLY, SlotTable
@@ -63,10 +63,10 @@ class DeviceBackend(ExpertBackend):
         self._poller: Poller | None = None
         if name == "hybrid" or blind:
             self._open_host()
-        self._side = torch.cuda.Stream(self.device.torch_device) if self.device.name == "cuda" else None
+        streams = self.device.name == "cuda"
+        self._aside = Aside(torch.cuda.Stream(self.device.torch_device) if streams else None)
         self._partials: dict[int, Tensor] = {}
         self._call: Call | None = None
-        self._beside: list[object] = []
         self._parts: list[Tensor] = []
         self._stream = DeviceStream(setup, self.table, share=1 if name == "cpu" else RING_SHARE)
         self._steps = 0
@@ -155,9 +155,9 @@ class DeviceBackend(ExpertBackend):
         io = self.io if x.shape[0] <= HOST_ROWS else None
         bucket = max(0, x.shape[0] - 1).bit_length() if place.address else HOST_ONLY
         call = self._call = Call(x, ids, weights, self._scratch(x.shape[0]), io, bucket)
-        self._join()
+        self._aside.join()
         step.look_up(table, place, call)
-        with self._aside():
+        with self._aside.launch():
             step.prepare_victims(table)
         step.run_tiles(table, place, call)
 
@@ -168,36 +168,21 @@ class DeviceBackend(ExpertBackend):
             return
         if not place.address:
             return
-        with self._aside(after=False):
+        with self._aside.launch(after=False):
             soon = guess()
             step.look_ahead(table, place, call.ids, soon)
-        with self._aside():  # after run_tiles: until then the link is busy, and slots are read that may go
+        with (
+            self._aside.launch()
+        ):  # after run_tiles: until then the link is busy, and slots are read that may go
             step.fetch_ahead(table, place)
-        self._beside += [call, guess, soon]
-
-    @contextlib.contextmanager
-    def _aside(self, *, after: bool = True) -> Generator[None]:
-        """Launch beside the main stream, after what it has been given so far."""
-        if self._side is None:
-            yield
-            return
-        if after:
-            self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            yield
-
-    def _join(self) -> None:
-        """What was launched aside is over for whatever comes next; what it reads may be freed."""
-        if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
-        self._beside.clear()
+        self._aside.keep(call, guess, soon)
 
     def _end(self, layer: int, residual: Tensor | None = None) -> Tensor:
         call, self._call = self._call, None
         assert call is not None
         out = step.combine(self.table.table, self.table.places[layer], call, residual)
         if layer == self.bank.num_layers - 1:
-            self._join()
+            self._aside.join()
         return out
 
     def _scratch(self, rows: int) -> Tensor:
