@@ -159,11 +159,15 @@ class LLM:
 
         try:
             _check_trace_path(self.options.record_routing)
+            began = time.perf_counter()
             from freetoken.engine.build import build  # late: torch
 
+            imported = time.perf_counter() - began
             self._script, options = scripted(self.options)
             built = build(options, note, early=early, heat=env.home() / "heat" if early else None)
-            built.engine.self_test()
+            built.watch.add("imports", imported)
+            with built.watch.part("self_test"):
+                built.engine.self_test()
             if taken := built.device.taken_bytes():
                 budget = format_bytes(built.engine.memory.budget_bytes)
                 log.info("GPU memory: %s for this model, the driver sees %s", budget, format_bytes(taken))

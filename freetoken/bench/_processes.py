@@ -47,6 +47,7 @@ class Started:
     process: subprocess.Popen[bytes]
     server: Server
     log: Path
+    port: int
 
     def ready(self, patience_s: float = PATIENCE_S) -> Server:
         """Wait until it answers; DeviceError with the end of its log if it ends before."""
@@ -82,7 +83,7 @@ def started(command: Sequence[str], name: str) -> Iterator[Started]:
             except OSError as error:
                 raise ConfigError(f"{name} can't be started: {error}.", code="server_failed") from error
         try:
-            yield Started(name, process, Server(f"http://127.0.0.1:{port}"), log)
+            yield Started(name, process, Server(f"http://127.0.0.1:{port}"), log, port)
         finally:
             process.terminate()
             try:

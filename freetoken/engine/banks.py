@@ -7,6 +7,7 @@ checkpoint is closed by whoever reads last. Knows no plan and no backend.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import Device, ModelFamily
 from freetoken.core.model_config import ModelConfig
+from freetoken.core.stopwatch import Stopwatch
 from freetoken.core.weights import WeightFormat
 from freetoken.engine.heat import Heat
 from freetoken.experts import bank as expert_bank
@@ -94,6 +96,8 @@ class Filling:
         self._device = device
         self._loading: Loading | None = None
         self._stopped = False
+        self._watch = Stopwatch()
+        self._began = 0.0
 
     @property
     def percent(self) -> int:
@@ -103,11 +107,22 @@ class Filling:
     def error(self) -> Exception | None:
         return self.bank.arrivals.error
 
+    @property
+    def fill_s(self) -> float:
+        """Seconds from `start` to a full bank, layers pinned; 0 until it is."""
+        return self._watch.seconds.get("fill", 0.0)
+
+    @property
+    def pin_s(self) -> float:
+        """Seconds of threads that locked layers for the device while others still read."""
+        return self._watch.seconds.get("pin", 0.0)
+
     def start(self, *, pins: bool = True) -> None:
         """Begin to fill; from here on reading a record waits for it.
 
         pins   lock complete layers for the device, which reads them; else it never sees them
         """
+        self._began = time.perf_counter()
         jobs = self._jobs()
         missing = set(self.bank.missing())
         for job in jobs:
@@ -150,9 +165,11 @@ class Filling:
 
     def _pin(self, memory: Tensor) -> int:
         self._device.enter()
-        return self._device.pin(memory)
+        with self._watch.part("pin"):
+            return self._device.pin(memory)
 
     def _ended(self, error: Exception | None) -> None:
+        self._watch.add("fill", time.perf_counter() - self._began)
         self._checkpoint.close()
         if error is None and self._heat is not None and self.bank.arrivals.asked:
             self._heat.write(self.bank.arrivals.asked)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ from freetoken.core.errors import FreeTokenError, WeightsError
 from freetoken.core.interfaces import (
     Device,
     ExpertBackend,
+    Model,
     Pool,
 )
 from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options
 from freetoken.core.prefix import PrefixCache
+from freetoken.core.stopwatch import Stopwatch
 from freetoken.core.units import MIB
 from freetoken.engine import programs
 from freetoken.engine.banks import Filling, make_bank
@@ -77,6 +79,7 @@ class Built:
     """A loaded model's parts; `engine` is not started yet.
 
     filling   brings the experts, maybe still while the engine serves; None for a model without
+    watch     what the start took, by part
     """
 
     engine: Engine
@@ -85,6 +88,7 @@ class Built:
     device: Device
     generation_defaults: Mapping[str, float]
     filling: Filling | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def plan(self) -> Plan:
@@ -138,7 +142,13 @@ class Built:
             "backend": e.plan.backend,
             "policy": e.plan.policy,
             "clock_s": self.device.clock.now(),
+            "start_s": {name: round(seconds, 4) for name, seconds in self._start_s().items()},
         }
+
+    def _start_s(self) -> dict[str, float]:
+        """Parts of the start one after the other; pin, fill and capture ran beside or within them."""
+        beside = {"pin": self.filling.pin_s, "fill": self.filling.fill_s} if self.filling else {}
+        return {**self.watch.seconds, **beside, "capture": self.engine.runner.capture_s}
 
 
 def build(
@@ -158,28 +168,33 @@ def build(
     heat    a folder in which it is kept which experts are asked for first; the next start reads them first
     """
     progress("reading headers", 0)
-    path = Path(options.model) if options.model else DEMO_MODEL
-    checkpoint = open_checkpoint(path, files)
-    codec = _codec(options, checkpoint)
-    parts = survey(options, checkpoint, progress, device)
+    path, watch = Path(options.model) if options.model else DEMO_MODEL, Stopwatch()
+    with watch.part("headers"):
+        checkpoint = open_checkpoint(path, files)
+    with watch.part("text"):
+        codec = _codec(options, checkpoint)
+    parts = survey(options, checkpoint, progress, device, watch)
     check_kv_dtype(parts)
-    facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
-    plan = make_plan(options, facts)
+    with watch.part("plan"):
+        facts = gather_facts(parts, path.name if options.model else DEMO_NAME)
+        plan = make_plan(options, facts)
     torch.set_num_threads(_threads(options, facts))
-    filling = _filling(parts, heat)
+    with watch.part("bank"):
+        filling = _filling(parts, heat)
     try:
         engine = _engine(parts, plan, facts, filling)
         if filling is None:
             checkpoint.close()
         elif not early:
-            filling.wait(lambda percent: progress("reading experts", 10 + 89 * percent // 100))
+            with watch.part("experts"):
+                filling.wait(lambda percent: progress("reading experts", 10 + 89 * percent // 100))
     except BaseException:
         if filling is not None:
             filling.stop()
         raise
     progress("ready", 100)
     defaults = _generation_defaults(checkpoint.generation)
-    return Built(engine, codec, parts.config, parts.device, defaults, filling)
+    return Built(engine, codec, parts.config, parts.device, defaults, filling, watch)
 
 
 def _filling(parts: Parts, folder: Path | None) -> Filling | None:
@@ -252,7 +267,7 @@ def _experts(parts: Parts, plan: Plan, filling: Filling | None) -> ExpertBackend
 
 
 def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> Engine:
-    device = parts.device
+    device, watch = parts.device, parts.watch
     sizes, memory = facts.sizes, plan.memory
     kv = device.pool("kv", sizes.page_bytes, memory.num_pages, min_units=2, max_units=plan.max_pages)
     pools: dict[str, Pool] = {"kv": kv}
@@ -260,21 +275,24 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
         states = memory.num_states
         pools["state"] = device.pool("state", sizes.state_bytes, states, min_units=states, max_units=states)
     parts.progress("reading dense weights", 5)
-    source = ReadAhead(parts.checkpoint.source, parts.checkpoint.files)
-    try:
-        model = parts.family.build(parts.config, source, device, parts.numerics, pools)
-    finally:
-        source.close()
-    parts.progress("reading experts", 10)
-    if filling is not None:
+    # Its kernels read the bank without asking whether a record is there, so nothing runs before all are.
+    needs_all = filling is not None and not device.in_host_memory
+    if filling is not None and needs_all:
         filling.start(pins=plan.backend != "cpu")
-        if not device.in_host_memory:  # its kernels read the bank without asking whether a record is there
+    with watch.part("dense"):
+        model = _dense(parts, pools)
+    parts.progress("reading experts", 10)
+    if filling is not None and not needs_all:
+        filling.start(pins=plan.backend != "cpu")
+    elif filling is not None:
+        with watch.part("experts"):
             filling.wait(lambda percent: parts.progress("reading experts", 10 + 80 * percent // 100))
-    experts = _experts(parts, plan, filling)
-    sampler = Sampler(plan.max_running + 1, device.torch_device)
-    runner = Runner(model, experts, device, sampler, _thread_trial(parts, facts))
-    max_pages = plan.max_model_len // plan.page_size + 2
-    runner.reserve(plan.max_running, plan.chunk_tokens, max_pages, plan.page_size)
+    with watch.part("backend"):
+        experts = _experts(parts, plan, filling)
+        sampler = Sampler(plan.max_running + 1, device.torch_device)
+        runner = Runner(model, experts, device, sampler, _thread_trial(parts, facts))
+        max_pages = plan.max_model_len // plan.page_size + 2
+        runner.reserve(plan.max_running, plan.chunk_tokens, max_pages, plan.page_size)
 
     def wants_job(tokens: int) -> bool:
         """A prefill that would pull much over the link, or pull it once per chunk, goes layer by layer."""
@@ -297,6 +315,15 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
     generation = parts.checkpoint.generation
     eos_ids = tuple(dict.fromkeys([*parts.config.eos_ids, *_ids(generation.get("eos_token_id"))]))
     return Engine(plan, scheduler, runner, live, device, eos_ids)
+
+
+def _dense(parts: Parts, pools: Mapping[str, Pool]) -> Model:
+    """The model without its experts."""
+    source = ReadAhead(parts.checkpoint.source, parts.checkpoint.files)
+    try:
+        return parts.family.build(parts.config, source, parts.device, parts.numerics, pools)
+    finally:
+        source.close()
 
 
 def _reuse(parts: Parts, plan: Plan, pools: Mapping[str, Pool]) -> Reuse:

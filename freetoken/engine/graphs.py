@@ -36,6 +36,7 @@ class DecodeGraphs:
         self._buffers, self._max_rows = buffers, max_rows
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._memory: tuple[int, int] | None = None
+        self.capture_s = 0.0
 
     def fits(self, segments: Sequence[Segment]) -> bool:
         """Whether a step is one token of each sequence and nothing else."""
@@ -66,10 +67,12 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             logits = self._forward(batch)
         self._memory = graph.pool()
+        took = time.perf_counter() - started
+        self.capture_s += took
         log.info(
             "captured decode of %d rows in %.2f s, %s",
             rows,
-            time.perf_counter() - started,
+            took,
             format_bytes(max(0, torch.cuda.memory_allocated() - before)),
         )
         return graph, logits

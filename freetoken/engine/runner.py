@@ -59,6 +59,11 @@ class Runner:
         """The recorded decode steps of a CPU."""
         return self._graphs if isinstance(self._graphs, DecodePrograms) else None
 
+    @property
+    def capture_s(self) -> float:
+        """Seconds spent on capturing steps as graphs."""
+        return self._graphs.capture_s if isinstance(self._graphs, DecodeGraphs) else 0.0
+
     def reserve(self, max_running: int, max_rows: int, max_pages: int, page_size: int) -> None:
         """Allocate the fixed buffers: one set for decode, one for batches with prefill rows."""
         self._max_pages, self._page_size = max_pages, page_size

@@ -7,7 +7,7 @@ allow happens here, all faults of a kind at once. Invariant: reads no weights, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,6 +24,7 @@ from freetoken.core.interfaces import (
 from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.options import Options, check_choices
+from freetoken.core.stopwatch import Stopwatch
 from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
 from freetoken.engine.plan import Facts, default_chunk, macro_tokens
@@ -57,6 +58,7 @@ class Parts:
     specs: tuple[StateSpec, ...]
     progress: Progress
     notes: tuple[str, ...] = ()
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def page_size(self) -> int:
@@ -64,19 +66,26 @@ class Parts:
 
 
 def survey(
-    options: Options, checkpoint: Checkpoint, progress: Progress, device: Device | None = None
+    options: Options,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    device: Device | None = None,
+    watch: Stopwatch | None = None,
 ) -> Parts:
     """Read config and headers; ConfigError or WeightsError for what can't be served."""
     check_choices(options)
-    family = find_family(checkpoint.model_type)
-    config = family.read_config(checkpoint.config)
-    family.check(config, checkpoint.source)
+    watch = watch or Stopwatch()
+    with watch.part("checks"):
+        family = find_family(checkpoint.model_type)
+        config = family.read_config(checkpoint.config)
+        family.check(config, checkpoint.source)
     config, note = family.place_windows(config, options.window_kv)
     numerics = _numerics(options, config)
     specs = _specs(family, config, options.page_size or PAGE_SIZE, numerics)
     _check_page_size(options, specs)
     coded = expert_formats(family, config, checkpoint)
-    device = device or _place(options, config, coded)
+    with watch.part("device"):
+        device = device or _place(options, config, coded)
     _check_activations(options, device)
     return Parts(
         options=options,
@@ -89,6 +98,7 @@ def survey(
         specs=specs,
         progress=progress,
         notes=(note,) if note else (),
+        watch=watch,
     )
 
 

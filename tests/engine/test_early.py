@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -87,3 +88,14 @@ def test_closing_ends_a_load_under_way() -> None:
     began = time.perf_counter()
     built.close()
     assert time.perf_counter() - began < 10.0 and built.percent < 100
+
+
+@pytest.mark.parametrize("wishes", [CPU, {**SIM, "moe_backend": "offload"}], ids=["cpu", "sim"])
+def test_what_the_start_took_is_told_by_part(wishes: dict[str, Any]) -> None:
+    built = build(Options(**wishes), files=SlowFiles(0.001))
+    told = built.snapshot()["start_s"]
+    assert {"headers", "checks", "device", "plan", "bank", "dense", "experts", "backend"} <= told.keys()
+    assert all(seconds >= 0 for seconds in told.values())
+    # The bank was full when `experts` had been waited for, and the slow files are what it took.
+    assert told["fill"] > 0.1 and told["pin"] >= 0
+    built.close()
