@@ -1,8 +1,8 @@
 """`ft checkpoint`: write a model as an FTW directory, which loads at the disk's speed; or verify one.
 
-    ft checkpoint --model DIR --out DIR [--experts nvfp4]     write; the same line again continues
+    ft checkpoint --model DIR --out DIR [--quantise nvfp4]    write; the same line again continues
     ft checkpoint verify DIR                                  read everything against its checksums
-Needs no GPU and the memory of a few experts. Prints what coding the experts anew has cost.
+Needs no GPU and the memory of a few experts. Prints what coding matrices anew has cost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from freetoken.core.units import format_bytes, parse_bytes
 
 HELP = "write a model as FTW, which loads at the disk's speed, or verify one"
 VERIFY = "verify"
+ALIASES = {"fp8": "fp8_block", "int4": "int4_g32"}
 SHOWN = 20
 
 
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--experts", metavar="FORMAT", default="",
         help="code the experts anew: " + ", ".join(choices.names("freetoken.quant")),
     )  # fmt: skip
+    parser.add_argument(
+        "--dense", metavar="FORMAT", default="",
+        help="code attention, dense MLPs, shared experts and the head anew, in one of the same formats",
+    )  # fmt: skip
+    parser.add_argument("--quantise", metavar="FORMAT", default="", help="both of these")
     parser.add_argument("--shard-size", metavar="SIZE", default="8GiB", help="largest file (default 8GiB)")
     parser.add_argument(
         "--threads", type=int, default=0, metavar="N", help="default: as many as there are cores"
@@ -62,8 +68,7 @@ def _write(args: argparse.Namespace, out: Terminal) -> int:
     shard_bytes = parse_bytes(args.shard_size)
     if shard_bytes < 1 << 20:
         raise ConfigError("--shard-size must be at least 1MiB.", code="invalid_size", hint="Try 8GiB.")
-    if args.experts and args.experts not in choices.names("freetoken.quant"):
-        choices.load("freetoken.quant", args.experts)  # says which there are
+    experts, dense = (_format(wish or args.quantise) for wish in (args.experts, args.dense))
     # Late: the help page needs no torch.
     from freetoken.engine.convert import Wish, convert
 
@@ -71,7 +76,9 @@ def _write(args: argparse.Namespace, out: Terminal) -> int:
     wish = Wish(
         model=Path(args.model).expanduser(),
         out=Path(args.out).expanduser(),
-        experts=args.experts,
+        experts=experts,
+        dense=dense,
+        needs_experts=bool(args.experts),
         shard_bytes=shard_bytes,
         threads=_threads(args.threads),
     )
@@ -87,9 +94,21 @@ def _write(args: argparse.Namespace, out: Terminal) -> int:
         out.line(f"  {done.resumed} of them were there from an earlier run")
     if done.errors:
         rows = [(name, f"{100 * rms:.3f} %", f"{100 * worst:.3f} %") for name, rms, worst in done.errors]
-        out.table(("error of", "all experts", "the worst"), rows)
+        out.table(("error of", "all of them", "the worst"), rows)
+    if done.left_out:
+        more = f" and {len(done.left_out) - 1} more" if len(done.left_out) > 1 else ""
+        out.line(f"  {done.left_out[0]}{more} stay as they are: {dense} has no such number of columns")
     out.line(f"  ft serve --model {done.out}")
     return 0
+
+
+def _format(wish: str) -> str:
+    """A format by its name or as people write it: fp8, int4-g32."""
+    name = wish.lower().replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name and name not in choices.names("freetoken.quant"):
+        choices.load("freetoken.quant", wish)  # says which there are
+    return name
 
 
 def _verify(path: Path, threads: int, out: Terminal) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,8 @@ BLOCKS = "blocks"
 
 Beside it, `codes` is a meta tensor: only its shape is true.
 """
+PACKED = "packed"
+"""The key of a matrix as `pack_matrix` writes it, uint8 [matrix_bytes]; `codes` as beside BLOCKS."""
 
 
 class WeightSource(abc.ABC):
@@ -64,6 +66,10 @@ class WeightSource(abc.ABC):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         """A coded matrix in its format's own codes; of a stack [n, rows, K] the `index`-th, if given."""
         raise NotImplementedError(f"{name} is not coded")
+
+    def packs(self, name: str) -> bool:
+        """Whether `read_coded` gives the matrix PACKED."""
+        return False
 
     def columns(self, name: str) -> Tensor | None:
         """int64 [K]: stored column j of a coded matrix meets input columns[j]; None = in order."""
@@ -154,6 +160,14 @@ class WeightFormat(abc.ABC):
 
     def pack_matrix(self, coded: CodedMatrix, out: Tensor) -> None:
         """Write a matrix [rows, K]; `out` uint8 [matrix_bytes]."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+    def unpack_matrix(self, packed: Tensor, shape: tuple[int, int]) -> CodedMatrix:
+        """The inverse of `pack_matrix`."""
+        raise NotImplementedError(f"{self.name} has no codes")
+
+    def below(self, packed: Sequence[Tensor], rows: Sequence[int], columns: int) -> Tensor:
+        """Packed matrices of a format whose scales span no rows, one below the other, packed."""
         raise NotImplementedError(f"{self.name} has no codes")
 
     def matrix_rows(self, packed: Tensor, shape: tuple[int, int], rows: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """A checkpoint written anew as FTW: records and dense tensors in their final form, streaming, on any machine.
 
-Reads whatever the loader reads and packs with the loader's own sink; experts may be coded anew on the way,
-and what that costs is measured on every one. Memory is one expert for each thread and a piece of a tensor.
+Reads whatever the loader reads and packs with the loader's own sink; matrices may be coded anew on the way,
+and what that costs is measured on every one. Memory is one expert for each thread, a piece of a tensor, and
+the codes of a matrix.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from freetoken.core.errors import ConfigError
 from freetoken.core.interfaces import ModelFamily
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.weights import ExpertSink, WeightFormat
+from freetoken.engine.dense_codes import DenseCodes, squares
 from freetoken.engine.survey import expert_formats, find_family
 from freetoken.experts import bank as expert_bank
 from freetoken.experts.packing import RecordSink
@@ -36,7 +38,6 @@ from freetoken.weights.load import Checkpoint, open_checkpoint
 from freetoken.weights.read_ahead import natural
 
 Progress = Callable[[str, int], None]
-CHUNK_BYTES = 64 << 20
 COPIED = (
     "*.json",
     "*.jinja",
@@ -52,44 +53,26 @@ NOT_COPIED = ("*.index.json", ftw_index.INDEX_NAME)
 
 @dataclass(frozen=True)
 class Wish:
-    """experts: the weight format of the experts, empty: as they are."""
+    """experts, dense: the weight format of the experts and of the other matrices, empty: as they are.
+
+    needs_experts   a wish for experts is an error where a model has none
+    """
 
     model: Path
     out: Path
     experts: str = ""
+    dense: str = ""
     shard_bytes: int = ftw_index.SHARD_BYTES
     threads: int = 4
-
-
-@dataclass
-class Errors:
-    """What coding anew cost, by class of matrix: relative RMS error of all experts, and of the worst."""
-
-    squares: dict[str, float] = field(default_factory=dict)
-    differences: dict[str, float] = field(default_factory=dict)
-    worst: dict[str, float] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def note(self, name: str, wanted: Tensor, got: Tensor) -> None:
-        wanted = wanted.float()
-        square, difference = float(wanted.square().sum()), float((wanted - got.float()).square().sum())
-        with self._lock:
-            self.squares[name] = self.squares.get(name, 0.0) + square
-            self.differences[name] = self.differences.get(name, 0.0) + difference
-            relative = (difference / square) ** 0.5 if square else 0.0
-            self.worst[name] = max(self.worst.get(name, 0.0), relative)
-
-    def rows(self) -> list[tuple[str, float, float]]:
-        """(class, relative RMS error, the worst expert's)."""
-        return [
-            (name, (self.differences[name] / square) ** 0.5 if square else 0.0, self.worst[name])
-            for name, square in sorted(self.squares.items())
-        ]
+    needs_experts: bool = True
 
 
 @dataclass(frozen=True)
 class Written:
-    """The outcome. errors is empty unless experts were coded anew, resumed counts an earlier run's pieces."""
+    """The outcome. errors is empty unless something was coded anew, resumed counts an earlier run's pieces.
+
+    left_out   dense matrices that were to be coded and whose shape the format can't have
+    """
 
     out: Path
     num_bytes: int
@@ -98,6 +81,7 @@ class Written:
     formats: tuple[str, ...]
     resumed: int
     errors: list[tuple[str, float, float]]
+    left_out: list[str]
 
 
 def convert(wish: Wish, progress: Progress = lambda phase, percent: None) -> Written:
@@ -122,27 +106,31 @@ class _Conversion:
         self.config: ModelConfig = self.family.read_config(checkpoint.config)
         self.family.check(self.config, checkpoint.source)
         self.formats = self._formats()
-        self.errors = Errors()
+        dense = reading.find(wish.dense) if wish.dense else None
+        self.dense = DenseCodes(checkpoint.source, self.config, dense)
 
     def _formats(self) -> tuple[WeightFormat, ...]:
         stored = expert_formats(self.family, self.config, self.checkpoint)
         if not self.wish.experts:
             return stored
-        if not stored:
-            raise ConfigError("--experts: this model has no routed experts.", code="no_experts")
+        if not stored and self.wish.needs_experts:
+            raise ConfigError(
+                "--experts: this model has no routed experts.", code="no_experts", hint="See --dense."
+            )
         return (reading.find(self.wish.experts),) * len(stored)
 
     def run(self) -> Written:
         moe = self.config.moe if self.formats else None
         layouts = expert_bank.create(self.config, self.formats, phantom=True).layouts if moe else ()
         names = sorted((n for n in self.checkpoint.source.names() if ".experts." not in n), key=natural)
+        forms = [(name, self.dense.form(name)) for name in names]
         plan = place(
-            [(name, self._dtype(name), self.checkpoint.source.shape(name)) for name in names],
+            [(name, form.dtype, self.checkpoint.source.shape(name), form.num_bytes) for name, form in forms],
             [(f.name, asdict(one), one.record_bytes) for f, one in zip(self.formats, layouts, strict=True)],
             moe.num_experts if moe else 0,
             self.wish.shard_bytes,
         )
-        wishes = {"experts": self.wish.experts, "version": __version__}
+        wishes = {"experts": self.wish.experts, "dense": self.wish.dense, "version": __version__}
         writer = FtwWriter(self.wish.out, plan, source_key(self._inputs(), wishes))
         try:
             if writer.resumed:
@@ -162,14 +150,9 @@ class _Conversion:
             num_records=len(self.formats) * index.num_experts,
             formats=tuple(dict.fromkeys(f.name for f in self.formats)),
             resumed=resumed,
-            errors=self.errors.rows(),
+            errors=self.dense.errors.rows(),
+            left_out=self.dense.left_out(names),
         )
-
-    def _dtype(self, name: str) -> torch.dtype:
-        """As stored; what is coded is written in the type that the model computes in."""
-        source = self.checkpoint.source
-        dtype: torch.dtype = getattr(torch, self.config.dtype)
-        return dtype if source.coding(name) else source.dtype(name)
 
     def _inputs(self) -> list[Path]:
         path = self.checkpoint.path
@@ -214,20 +197,7 @@ class _Conversion:
                 self._tell("writing", len(writer.done), total)
 
     def _write_tensor(self, writer: FtwWriter, name: str, arena: Arena) -> None:
-        writer.put(name, self._parts(name, arena))
-
-    def _parts(self, name: str, arena: Arena) -> Iterator[Tensor]:
-        """A dense tensor in pieces of some megabytes along its first axis."""
-        source, dtype = self.checkpoint.source, self._dtype(name)
-        shape = source.shape(name)
-        size = torch.Size(shape).numel() * dtype.itemsize
-        if source.coding(name) or len(shape) < 2 or size <= CHUNK_BYTES:
-            yield reading.numbers(source, name).to(dtype)
-            return
-        rows = max(1, CHUNK_BYTES * shape[0] // size)
-        for start in range(0, shape[0], rows):
-            yield source.read_rows(name, start, min(shape[0], start + rows))
-            arena.reset()
+        writer.put(name, self.dense.parts(name, arena))
 
 
 class _FtwSink(RecordSink):
@@ -236,7 +206,7 @@ class _FtwSink(RecordSink):
     def __init__(self, conversion: _Conversion, layouts: Iterable[RecordLayout], writer: FtwWriter) -> None:
         super().__init__(tuple(layouts), conversion.formats, writer.plan.num_experts)
         self.jobs: list[Callable[[Arena], None]] = []
-        self._errors = conversion.errors if conversion.wish.experts else None
+        self._errors = conversion.dense.errors if conversion.wish.experts else None
         self._writer = writer
 
     def defer(self, layer: int, expert: int, fill: Callable[[ExpertSink], None]) -> None:
@@ -256,7 +226,7 @@ class _FtwSink(RecordSink):
         tiles = one.tiles(record)[:, : one.code_bytes]
         made = self.formats[layer].tile_weights(tiles, one.tile_width, one.hidden)
         for name, wanted, got in zip(("gate", "up", "down"), (gate, up, down.t()), made, strict=True):
-            self._errors.note(name, wanted, got.flatten(0, 1))
+            self._errors.note(f"expert {name}", *squares(wanted, got.flatten(0, 1)))
 
 
 def _finished(

@@ -79,6 +79,7 @@ def survey(
         family = find_family(checkpoint.model_type)
         config = family.read_config(checkpoint.config)
         family.check(config, checkpoint.source)
+        formats.check_packed(checkpoint.source)
     config, note = family.place_windows(config, options.window_kv)
     numerics = _numerics(options, config)
     specs = _specs(family, config, options.page_size or PAGE_SIZE, numerics)

@@ -246,12 +246,7 @@ class LayerReader:
         full = [self._prefix + name for name in names]
         if not self._stays(full[0]):
             return torch.cat([self(name) for name in names]) if len(names) > 1 else self(names[0])
-        fmt = reading.find(self._source.coding(full[0]))
-        coded = reading.below(reading.stored(self._source, name) for name in full)
-        rows, columns = coded["codes"].shape
-        packed = torch.empty(fmt.matrix_bytes(rows, columns), dtype=torch.uint8)
-        fmt.pack_matrix(coded, packed)
-        return CodedWeight(fmt, packed, (rows, columns), self._source.columns(full[0]))
+        return reading.weight(self._source, full)
 
     def _stays(self, full: str) -> bool:
         return reading.stays_coded(self._source, full, self.device.type, exact=self.exact)

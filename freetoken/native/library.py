@@ -228,7 +228,8 @@ class Library:
         """Rows [first, last) of a coded matrix as float32; places: addresses of W [n, k] and of the first."""
         self._unrecorded("decoded rows")
         self._ready()
-        self._lib.ft_coded_numbers(self._at, self.formats.index(format), *places, *shape, *rows)
+        if self._lib.ft_coded_numbers(self._at, self.formats.index(format), *places, *shape, *rows):
+            raise ValueError(f"rows {rows} of {format} {shape} can't be decoded")
 
     def unblock(
         self, blocks: object, lying: tuple[int, int, int, int, int], streams: object, step: int, down: bool

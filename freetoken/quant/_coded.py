@@ -282,6 +282,19 @@ class CodedFormat(WeightFormat):
     def pack_matrix(self, coded: CodedMatrix, out: Tensor) -> None:
         self.pack_some({GATE: coded}, coded["codes"].shape[0], out[None])
 
+    def unpack_matrix(self, packed: Tensor, shape: tuple[int, int]) -> CodedMatrix:
+        return self.unpack_some(packed, *shape, (GATE,))[GATE]
+
+    def below(self, packed: Sequence[Tensor], rows: Sequence[int], columns: int) -> Tensor:
+        total = sum(rows)
+        out = packed[0].new_zeros(self.matrix_bytes(total, columns))
+        parts = [list(self.streams(count, columns, (GATE,))) for count in rows]
+        for number, whole in enumerate(self.streams(total, columns, (GATE,))):
+            own = [part[number] for part in parts]
+            raw = [one[s.offset : s.offset + s.num_bytes] for one, s in zip(packed, own, strict=True)]
+            torch.cat(raw, out=out[whole.offset : whole.offset + whole.num_bytes])
+        return out
+
     def matrix_rows(self, packed: Tensor, shape: tuple[int, int], rows: Tensor) -> Tensor:
         one = packed.new_zeros(len(rows), self.matrix_bytes(1, shape[1]))
         streams = zip(self.streams(*shape, (GATE,)), self.streams(1, shape[1], (GATE,)), strict=True)

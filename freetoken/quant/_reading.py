@@ -6,19 +6,27 @@ format's own `decode` says, and codes are handed on untouched.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from freetoken.core import choices
-from freetoken.core.errors import WeightsError
+from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.interfaces import Numerics
-from freetoken.core.weights import BLOCKS, CodedMatrix, WeightFormat, WeightSource
-from freetoken.kernels.coded_linear import fast
+from freetoken.core.weights import (
+    BLOCKS,
+    PACKED,
+    CodedMatrix,
+    CodedWeight,
+    WeightFormat,
+    WeightSource,
+)
+from freetoken.kernels.coded_linear import every_number, fast
 from freetoken.quant._coded import CodedFormat
 from freetoken.quant._gguf import GgufFormat
 from freetoken.quant._mixed import JOIN, MixedFormat, joined_name, split_name
@@ -52,10 +60,39 @@ def numbers(source: WeightSource, name: str, index: int | None = None) -> Tensor
     index   one matrix of a stack [n, rows, K]; the rest is not read
     """
     if coding := source.coding(name):
-        stored = find(coding).decode(codes(source, name, index))
+        found = _decoded(find(coding), name, stored(source, name, index))
         columns = source.columns(name)
-        return stored if columns is None else stored[..., columns.argsort()]
+        return found if columns is None else found[..., columns.argsort()]
     return source.read(name) if index is None else source.read_rows(name, index, index + 1)[0]
+
+
+def _decoded(fmt: WeightFormat, name: str, coded: CodedMatrix) -> Tensor:
+    """float32 [.., rows, K]; by the native library where it knows the format: the same numbers."""
+    shape = coded["codes"].shape
+    if len(shape) == 2 and fast("cpu", fmt, (shape[0], shape[1])):
+        return every_number(CodedWeight(fmt, _packed(fmt, name, coded), (shape[0], shape[1])))
+    raw = PACKED in coded or BLOCKS in coded
+    return fmt.decode(_adopted(fmt, name, coded) if raw else coded)
+
+
+def _packed(fmt: WeightFormat, name: str, coded: CodedMatrix) -> Tensor:
+    """uint8 [matrix_bytes]. WeightsError with the name if a scale is not a number."""
+    if PACKED in coded:
+        return coded[PACKED]
+    rows, columns = coded["codes"].shape
+    packed = torch.empty(fmt.matrix_bytes(rows, columns), dtype=torch.uint8)
+    with _naming(name):
+        fmt.pack_matrix(coded, packed)
+    return packed
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Faults of codes with the tensor's name."""
+    try:
+        yield
+    except WeightsError as error:
+        raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
 
 
 def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:
@@ -64,11 +101,13 @@ def codes(source: WeightSource, name: str, index: int | None = None) -> CodedMat
 
 
 def _adopted(fmt: WeightFormat, name: str, coded: CodedMatrix) -> CodedMatrix:
-    try:
-        coded = fmt.from_gguf(coded[BLOCKS]) if BLOCKS in coded else fmt.adopt(coded)
+    with _naming(name):
+        if PACKED in coded:
+            rows, columns = coded["codes"].shape
+            coded = fmt.unpack_matrix(coded[PACKED], (rows, columns))
+        else:
+            coded = fmt.from_gguf(coded[BLOCKS]) if BLOCKS in coded else fmt.adopt(coded)
         fmt.refuse(coded)
-    except WeightsError as error:
-        raise WeightsError(f"{name}: {error.message}", code=error.code, hint=error.hint) from error
     return coded
 
 
@@ -106,10 +145,51 @@ def held_bytes(source: WeightSource, name: str, device_type: str, numerics: Nume
 
 
 def stored(source: WeightSource, name: str, index: int | None = None) -> CodedMatrix:
-    """A coded matrix for a tile: as blocks where they can be cut as they are, else its codes."""
+    """A coded matrix for a tile: packed, or as blocks where they can be cut as they are, else its codes."""
     found, fmt = source.read_coded(name, index), find(source.coding(name))
+    if PACKED in found:
+        return found
     cuts = BLOCKS in found and isinstance(fmt, GgufFormat) and fmt.blocks is not None
     return found if cuts else _adopted(fmt, name, found)
+
+
+def weight(source: WeightSource, names: Sequence[str]) -> CodedWeight:
+    """Matrices of one coding, one below the other if there are several, as they are multiplied."""
+    fmt, shapes = find(source.coding(names[0])), [source.shape(name) for name in names]
+    height, columns = sum(shape[0] for shape in shapes), shapes[0][1]
+    order = source.columns(names[0])
+    if source.packs(names[0]):
+        some = [source.read_coded(name)[PACKED] for name in names]
+        if some[1:]:
+            packed = fmt.below(some, [shape[0] for shape in shapes], columns)
+        else:
+            packed = some[0] if source.owned else some[0].clone()
+    else:
+        packed = _packed(fmt, ", ".join(names), below(stored(source, name) for name in names))
+    return CodedWeight(fmt, packed, (height, columns), order)
+
+
+def check_packed(source: WeightSource) -> None:
+    """WeightsError for a packed matrix that is not as long as its format packs one of its shape."""
+    for name in source.names():
+        if not source.packs(name):
+            continue
+        shape, size = source.shape(name), source.stored_bytes(name)
+        try:
+            wanted = find(source.coding(name)).matrix_bytes(shape[0], shape[1])
+        except (ConfigError, WeightsError) as error:
+            raise _not_packed(name, f"{source.coding(name)} {list(shape)}: {error.message}") from error
+        if wanted != size:
+            what = f"{size} bytes of {source.coding(name)} {list(shape)}, {wanted} are needed"
+            raise _not_packed(name, what)
+
+
+def _not_packed(name: str, what: str) -> WeightsError:
+    return WeightsError(
+        f"{name} can't be read: {what}.",
+        code="invalid_index",
+        hint="Write the directory anew from the original checkpoint with ft checkpoint.",
+    )
 
 
 def rows(coded: CodedMatrix, some: slice | Tensor) -> dict[str, Tensor]:

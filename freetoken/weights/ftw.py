@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError, nearest
-from freetoken.core.interfaces import WeightSource
+from freetoken.core.weights import PACKED, CodedMatrix, WeightSource
 from freetoken.weights import ftw_index
 from freetoken.weights.files import Files, crc32
 from freetoken.weights.ftw_index import Entry, Index
@@ -56,17 +56,43 @@ class FtwSource(WeightSource):
         return self._find(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self._find(name).dtype]
+        """Of the numbers; what is coded decodes to float32."""
+        entry = self._find(name)
+        return torch.float32 if entry.coding else DTYPES[entry.dtype]
 
     def read(self, name: str) -> Tensor:
+        entry = self._plain(name)
+        return self._whole(name, entry).view(DTYPES[entry.dtype]).view(entry.shape)
+
+    def coding(self, name: str) -> str:
+        return self._find(name).coding
+
+    def packs(self, name: str) -> bool:
+        return bool(self._find(name).coding)
+
+    def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
+        """The matrix as it is multiplied; there are no stacks, so no `index`."""
         entry = self._find(name)
+        shape = torch.empty(entry.shape, dtype=torch.uint8, device="meta")
+        return {PACKED: self._whole(name, entry), "codes": shape}
+
+    def stored_bytes(self, name: str) -> int:
+        return self._find(name).num_bytes
+
+    def _whole(self, name: str, entry: Entry) -> Tensor:
         raw = self._bytes(entry, 0, entry.num_bytes)
         if crc32(raw) != entry.crc:
             raise damaged(f"Tensor {name}", self.index.shards[entry.shard].file)
-        return raw.view(DTYPES[entry.dtype]).view(entry.shape)
+        return raw
+
+    def _plain(self, name: str) -> Entry:
+        entry = self._find(name)
+        if entry.coding:
+            raise TypeError(f"{name} is coded")
+        return entry
 
     def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        entry = self._find(name)
+        entry = self._plain(name)
         if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
             raise IndexError(f"rows {start}..{stop} of {name} {list(entry.shape)}")
         row = entry.num_bytes // max(entry.shape[0], 1)
@@ -102,6 +128,10 @@ def damaged(what: str, file: str) -> WeightsError:
 
 
 def _check_entry(name: str, entry: Entry) -> None:
+    if entry.coding:  # what its bytes should be is the format's to say
+        if len(entry.shape) != 2 or min(entry.shape) < 1:
+            raise ftw_index.damaged(f"coded tensor {name} is no matrix: {list(entry.shape)}")
+        return
     dtype = DTYPES.get(entry.dtype)
     if dtype is None or math.prod(entry.shape) * dtype.itemsize != entry.num_bytes:
         what = f"tensor {name} of {entry.dtype} {list(entry.shape)}"

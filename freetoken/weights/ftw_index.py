@@ -28,6 +28,7 @@ FIRST_INDEX = "freetoken_weight.json"
 ALIGN = 4096
 SHARD_BYTES = 8 << 30
 DENSE, EXPERTS = "dense", "experts"
+CODES = "codes:"
 JOURNAL = "ftw.journal"
 """What is written so far, while the directory isn't finished."""
 
@@ -43,7 +44,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Entry:
-    """A dense tensor. dtype as torch names it, offset in bytes from the start of its shard's file."""
+    """A dense tensor. dtype: torch's name, or CODES and a weight format's; offset in bytes of its file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,6 +52,11 @@ class Entry:
     offset: int
     num_bytes: int
     crc: int
+
+    @property
+    def coding(self) -> str:
+        """The weight format of a matrix [rows, K] that lies as its codes are multiplied; else empty."""
+        return self.dtype.removeprefix(CODES) if self.dtype.startswith(CODES) else ""
 
 
 @dataclass(frozen=True)

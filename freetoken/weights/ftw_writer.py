@@ -30,7 +30,8 @@ from freetoken.weights.files import Files, aligned, crc32
 from freetoken.weights.ftw import dtype_name
 from freetoken.weights.ftw_index import ALIGN, DENSE, EXPERTS, JOURNAL, Entry, Index, RecordLayer, Run, Shard
 
-TensorSpec = tuple[str, torch.dtype, tuple[int, ...]]
+TensorSpec = tuple[str, str, tuple[int, ...], int]
+"""Name, type as the index names it, shape, bytes."""
 LayerSpec = tuple[str, Mapping[str, int], int]
 """Format's name, layout as numbers, bytes of a record."""
 
@@ -41,10 +42,9 @@ def place(
     """Give everything its place; checksums are still zero."""
     shelf = _Shelf(shard_bytes)
     entries: dict[str, Entry] = {}
-    for name, dtype, shape in tensors:
-        size = torch.Size(shape).numel() * dtype.itemsize
+    for name, dtype, shape, size in tensors:
         shard, offset = shelf.put(DENSE, size)
-        entries[name] = Entry(dtype_name(dtype), tuple(shape), shard, offset, size, 0)
+        entries[name] = Entry(dtype, tuple(shape), shard, offset, size, 0)
     placed = []
     for fmt, layout, record_bytes in layers:
         runs: list[Run] = []
@@ -178,10 +178,13 @@ class FtwWriter:
         return handle
 
     def put(self, name: str, parts: Iterable[Tensor]) -> None:
-        """Write a dense tensor of the planned type and shape, given whole or as runs of its rows in order."""
+        """Write a dense tensor of the planned type and shape, given whole or as runs of its rows in order; a
+        coded one as bytes.
+        """
         entry, crc, at = self.plan.tensors[name], 0, 0
+        wanted = ("uint8", ()) if entry.coding else (entry.dtype, entry.shape[1:])
         for part in parts:
-            if dtype_name(part.dtype) != entry.dtype or part.shape[1:] != entry.shape[1:]:
+            if (dtype_name(part.dtype), part.shape[1:]) != wanted:
                 what = f"{part.dtype} {list(part.shape)}"
                 raise WeightsError(f"Tensor {name} is {what}, not what was announced.")
             if part.numel():

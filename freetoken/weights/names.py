@@ -89,6 +89,9 @@ class CanonicalSource(WeightSource):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         return self._source.read_coded(self._stored.get(name, name), index)
 
+    def packs(self, name: str) -> bool:
+        return self._source.packs(self._stored.get(name, name))
+
     def columns(self, name: str) -> Tensor | None:
         return self._source.columns(self._stored.get(name, name))
 

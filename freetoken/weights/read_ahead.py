@@ -102,6 +102,9 @@ class ReadAhead(WeightSource):
     def coding(self, name: str) -> str:
         return self._source.coding(name)
 
+    def packs(self, name: str) -> bool:
+        return self._source.packs(name)
+
     def columns(self, name: str) -> Tensor | None:
         return self._source.columns(name)
 

@@ -34,7 +34,7 @@ def test_a_model_is_written_verified_and_damage_is_named(
     said = capsys.readouterr().err
     assert "124 tensors, 256 experts in nvfp4" in said and f"ft serve --model {out}" in said
     for name in ("gate", "up", "down"):
-        assert f"  {name} " in said
+        assert f"  expert {name} " in said
     assert (out / "tokenizer.json").read_bytes() == (DEMO / "tokenizer.json").read_bytes()
     assert ft("verify", str(out)) == 0 and "all as written" in capsys.readouterr().err
     shard = out / "experts-00002.ftw"
@@ -46,6 +46,20 @@ def test_a_model_is_written_verified_and_damage_is_named(
     assert ft("verify", str(out)) == 4
     said = capsys.readouterr().err
     assert "error [damaged_weights]" in said and "in experts-00002.ftw" in said and "expert " in said
+
+
+def test_everything_is_coded_with_one_word_as_people_write_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "demo"
+    assert ft("--model", str(DEMO), "--out", str(out), "--quantise", "int4-g32") == 0
+    said = capsys.readouterr().err
+    assert "124 tensors, 256 experts in int4_g32" in said
+    for name in ("expert gate", "expert up", "expert down", "attention", "DeltaNet", "dense MLP", "head"):
+        assert f"  {name} " in said
+    index = json.loads((out / "ftw.json").read_text())["index"]
+    assert index["tensors"]["model.embed_tokens.weight"][0] == "codes:int4_g32"
+    assert ft("verify", str(out)) == 0
 
 
 @pytest.mark.soak
@@ -106,6 +120,8 @@ def test_a_model_larger_than_the_bound_is_written_within_it(experts: str, tmp_pa
         (["check", "a"], "usage"),
         (["--model", "no-such", "--out", "o"], "unknown_path"),
         (["--model", str(DEMO), "--out", "o", "--experts", "fp4"], "unknown_choice"),
+        (["--model", str(DEMO), "--out", "o", "--dense", "fp4"], "unknown_choice"),
+        (["--model", str(DEMO), "--out", "o", "--quantise", "../x"], "unknown_choice"),
         (["--model", str(DEMO), "--out", "o", "--shard-size", "1"], "invalid_size"),
         (["--model", str(DEMO), "--out", "o", "--threads", "-1"], "invalid_option"),
         (["--model", str(DEMO), "--out", str(DEMO)], "output_exists"),

@@ -40,6 +40,9 @@ def test_rows_of_a_packed_matrix_are_what_its_codes_decode_to(fmt: CodedFormat) 
     assert torch.equal(fmt.matrix_rows(packed, (rows, columns), ids), want[ids])
     table = Embedding(CodedWeight(fmt, packed, (rows, columns)), torch.bfloat16)
     assert torch.equal(table(ids), want[ids].to(torch.bfloat16))
+    for maker in MAKERS:
+        if maker.supports("cpu"):
+            assert torch.equal(maker.every_number(CodedWeight(fmt, packed, (rows, columns))), want)
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda m: m.__name__.rsplit(".", 1)[-1])

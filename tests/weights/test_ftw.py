@@ -21,7 +21,7 @@ from freetoken.weights.files import Files
 from freetoken.weights.ftw import DTYPES, FtwSource, dtype_name
 from freetoken.weights.ftw_index import Index
 from freetoken.weights.ftw_verify import verify
-from freetoken.weights.ftw_writer import FtwWriter, place
+from freetoken.weights.ftw_writer import FtwWriter, TensorSpec, place
 from freetoken.weights.load import open_checkpoint
 
 LAYOUT = {"hidden": 8, "expert_size": 8, "tile_width": 8, "code_bytes": 384}
@@ -47,11 +47,15 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
+def spec(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSpec:
+    return name, dtype_name(dtype), shape, torch.Size(shape).numel() * dtype.itemsize
+
+
 def write(
     out: Path, tensors: dict[str, Tensor], records: list[int], shard_bytes: int = 1 << 30, order: int = 0
 ) -> Index:
     """Layers of EXPERTS random records of the given sizes, pieces in an order of their own."""
-    specs = [(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    specs = [spec(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
     plan = place(specs, [("bf16", LAYOUT, size) for size in records], EXPERTS, shard_bytes)
     writer = FtwWriter(out, plan, "test")
     work: list[Callable[[], None]] = [lambda n=n, t=t: writer.put(n, iter([t])) for n, t in tensors.items()]
@@ -218,7 +222,7 @@ def test_the_first_version_is_refused_with_the_line_to_run(tmp_path: Path) -> No
 
 
 def test_an_unfinished_directory_is_refused_and_told_how_to_go_on(tmp_path: Path) -> None:
-    plan = place([("a", torch.uint8, (10,))], [], 0, 1 << 20)
+    plan = place([spec("a", torch.uint8, (10,))], [], 0, 1 << 20)
     writer = FtwWriter(tmp_path / "model", plan, "test")
     writer.abandon()
     error = fault_of(tmp_path / "model.partial")
@@ -238,12 +242,12 @@ def test_what_is_there_is_never_written_over(model: Path, tmp_path: Path) -> Non
 
 def test_a_model_larger_than_the_disk_is_refused_before_it_begins(tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="1024 TiB") as e:
-        FtwWriter(tmp_path / "m", place([("a", torch.uint8, (1 << 50,))], [], 0, 1 << 60), "test")
+        FtwWriter(tmp_path / "m", place([spec("a", torch.uint8, (1 << 50,))], [], 0, 1 << 60), "test")
     assert e.value.code == "disk_full" and not (tmp_path / "m.partial").exists()
 
 
 def test_a_tensor_that_is_not_what_was_announced_is_refused(tmp_path: Path) -> None:
-    writer = FtwWriter(tmp_path / "m", place([("a", torch.float32, (4, 3))], [], 0, 1 << 20), "test")
+    writer = FtwWriter(tmp_path / "m", place([spec("a", torch.float32, (4, 3))], [], 0, 1 << 20), "test")
     for wrong in (
         [torch.zeros(4, 3).half()],
         [torch.zeros(3, 3)],

@@ -26,6 +26,12 @@ def fast(device_type: str, fmt: WeightFormat, shape: tuple[int, int]) -> bool:
     return bool(choose(MAKERS, device_type).takes(fmt, shape))
 
 
+def every_number(weight: CodedWeight) -> Tensor:
+    """float32 [N, K], on the host, columns as they lie: what `reference` decodes, bit by bit."""
+    out: Tensor = choose(MAKERS, "cpu").every_number(weight)
+    return out
+
+
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, *, int8: bool = False) -> Tensor:
     out: Tensor = choose(MAKERS, x.device.type).coded_linear(x, weight, bias, int8)
     return out

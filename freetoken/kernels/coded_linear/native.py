@@ -26,6 +26,16 @@ def takes(fmt: WeightFormat, shape: tuple[int, int]) -> bool:
     return size > 0 and size == fmt.matrix_bytes(*shape)
 
 
+def every_number(weight: CodedWeight) -> Tensor:
+    lib = library()
+    if lib is None or not takes(weight.fmt, weight.shape):
+        return reference.every_number(weight)
+    out = torch.empty(weight.shape)
+    places = weight.packed.data_ptr(), out.data_ptr()
+    lib.coded_numbers(weight.fmt.name, places, weight.shape, (0, weight.shape[0]))
+    return out
+
+
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, int8: bool = False) -> Tensor:
     lib = library()
     if lib is None or x.dtype not in _DTYPES or not takes(weight.fmt, weight.shape):

@@ -33,6 +33,10 @@ def octets(x: Tensor) -> Tensor:
     return (codes * (largest / 127.0)).flatten(-2)[..., : x.shape[-1]]
 
 
+def every_number(weight: CodedWeight) -> Tensor:
+    return weight.decode(torch.arange(weight.shape[0]))
+
+
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, int8: bool = False) -> Tensor:
     rows, columns = weight.shape
     given = x.float() if weight.columns is None else x.float()[..., weight.columns]
