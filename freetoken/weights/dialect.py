@@ -69,9 +69,14 @@ class Scheme:
         return next(iter(self.needs))
 
     @functools.cached_property
+    def read(self) -> tuple[str, ...]:
+        """What a weight is made of."""
+        return (*self.needs, *self.may)
+
+    @functools.cached_property
     def roles(self) -> tuple[str, ...]:
         """All that belongs to a module of this scheme."""
-        return (*self.needs, *self.may, *self.ignores, *self.refuses)
+        return (*self.read, *self.ignores, *self.refuses)
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,17 @@ class Dialect:
 
 
 class _Module(NamedTuple):
+    """base: what its tensors' names share; roles: those that are read."""
+
     scheme: Scheme
-    stored: Mapping[str, str]
+    base: str
+    roles: tuple[str, ...]
     form: Form
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """Names of the tensors by role."""
+        return {role: self.base + role for role in self.roles}
 
 
 class DialectSource(WeightSource):
@@ -101,6 +114,8 @@ class DialectSource(WeightSource):
     def __init__(self, source: WeightSource, dialect: Dialect, raw: Raw) -> None:
         self._source, self._raw = source, raw
         self._modules: dict[str, _Module] = {}
+        # Tens of thousands of modules have a handful of shapes: each is judged once.
+        self._forms: dict[tuple[Any, ...], Form | Unreadable] = {}
         try:
             dialect.check(raw)
         except Unreadable as why:
@@ -108,6 +123,10 @@ class DialectSource(WeightSource):
         skipped = {name for name in source.names() if canonical(name) is None}
         names = {n for n in source.names() if not n.endswith(dialect.ignored)} - skipped
         anchors = tuple(scheme.anchor for scheme in dialect.schemes)
+        marks = {
+            id(scheme): [role for role in scheme.roles if not role.endswith(dialect.ignored)]
+            for scheme in dialect.schemes
+        }
         used: set[str] = set()
         missing: list[str] = []
         refused: list[str] = []
@@ -115,7 +134,7 @@ class DialectSource(WeightSource):
             scheme = self._scheme_of(dialect, name, names)
             if scheme is not None:
                 base = name[: -len(scheme.anchor)]
-                used.update([base + role for role in scheme.roles])
+                used.update([base + role for role in marks[id(scheme)]])
                 self._add(scheme, base, names, (missing, refused))
         scales = tuple({role for scheme in dialect.schemes for role in scheme.needs if role != scheme.plain})
         stray = sorted(name for name in names - used if name.endswith(scales))
@@ -142,24 +161,33 @@ class DialectSource(WeightSource):
 
     def _add(self, scheme: Scheme, base: str, names: set[str], faults: tuple[list[str], list[str]]) -> None:
         missing, refused = faults
-        stored = {}
-        for role in (*scheme.needs, *scheme.may):
-            if (other := base + role) in names:
-                stored[role] = other
-            elif role in scheme.needs:
-                missing.append(other)
+        roles = tuple([role for role in scheme.read if base + role in names])
+        lacks = [base + role for role in scheme.needs if role not in roles]
+        missing += lacks
         refused += [f"{base}{role}: {why}" for role, why in scheme.refuses.items() if base + role in names]
-        if not scheme.needs.keys() <= stored.keys():
+        if lacks:
             return
-        shapes = {role: self._source.shape(name) for role, name in stored.items()}
-        try:
-            form = scheme.form(shapes, self._raw)
-        except Missing as role:
-            missing.append(f"{base}{role}")
-        except Unreadable as why:
-            refused.append(f"{base}{scheme.anchor}: {why}")
+        form = self._form(scheme, roles, [self._source.shape(base + role) for role in roles])
+        if isinstance(form, Form):
+            self._modules[base + scheme.plain] = _Module(scheme, base, roles, form)
+        elif isinstance(form, Missing):
+            missing.append(f"{base}{form}")
         else:
-            self._modules[base + scheme.plain] = _Module(scheme, stored, form)
+            refused.append(f"{base}{scheme.anchor}: {form}")
+
+    def _form(
+        self, scheme: Scheme, roles: tuple[str, ...], shapes: list[tuple[int, ...]]
+    ) -> Form | Unreadable:
+        """What a module with these tensors is, or why it can't be read."""
+        key = (id(scheme), roles, *shapes)
+        found = self._forms.get(key)
+        if found is None:
+            try:
+                found = scheme.form(dict(zip(roles, shapes, strict=True)), self._raw)
+            except Unreadable as why:
+                found = why
+            self._forms[key] = found
+        return found
 
     def counts(self) -> dict[str, int]:
         """How many matrices each format codes."""

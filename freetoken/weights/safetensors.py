@@ -70,7 +70,13 @@ class _Stored(msgspec.Struct, gc=False):
     data_offsets: tuple[int, int] = (-1, -1)
 
 
+class _Listing(msgspec.Struct, gc=False):
+    weight_map: msgspec.Raw
+
+
 _STORED = msgspec.json.Decoder(dict[str, _Stored])
+_LISTING = msgspec.json.Decoder(_Listing)
+_WEIGHT_MAP = msgspec.json.Decoder(dict[str, str])
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
@@ -243,7 +249,8 @@ def open_directory(directory: Path, files: Files | None = None) -> SafetensorsSo
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        listed = json.loads(path.read_text("utf-8"), object_pairs_hook=_no_duplicates)["weight_map"]
+        text = path.read_bytes()
+        listed = _mapped(text) or json.loads(text, object_pairs_hook=_no_duplicates)["weight_map"]
         if not listed or not all(isinstance(file, str) for file in listed.values()):
             raise ValueError("weight_map must map names to files")
     except _DAMAGE as error:
@@ -262,6 +269,18 @@ def _read_index(path: Path) -> dict[str, str]:
     return dict(listed)
 
 
+def _mapped(text: bytes) -> dict[str, str] | None:
+    """weight_map of an index in which everything is as the standard writer puts it; None for any other."""
+    try:
+        raw = bytes(_LISTING.decode(text).weight_map)
+        listed = _WEIGHT_MAP.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    # Of a name that is given twice only one is left here; escapes could hide one from counting.
+    plain = b"\\" not in text and text.count(b'"weight_map"') == 1 and raw.count(b'"') == 4 * len(listed)
+    return listed if plain else None
+
+
 def _check_present(index: Path, shards: list[Path]) -> None:
     missing = [p.name for p in shards if not p.is_file()]
     if missing:
@@ -274,6 +293,11 @@ def _check_present(index: Path, shards: list[Path]) -> None:
 
 def _check_index(listed: Mapping[str, str], source: SafetensorsSource) -> None:
     """Every listed name lies in its file, and every tensor is listed."""
+    by_file: dict[str, list[str]] = {path.name: [] for path in source.headers}
+    for name, file in listed.items():
+        by_file[file].append(name)
+    if all(header.keys() == set(by_file[path.name]) for path, header in source.headers.items()):
+        return
     absent = {name: listed[name] for name in listed.keys() - set(source.names())}
     stray = []
     for path, header in source.headers.items():
