@@ -202,7 +202,7 @@ def load(path: Path, cached: bool) -> None:
     family.check(config, checkpoint.source)
     source = ReadAhead(checkpoint.source, checkpoint.files)
     dense = sorted((n for n in source.names() if ".experts." not in n), key=natural)
-    kept = [source.read(name) for name in dense if not source.coding(name)]
+    kept = [source.read_coded(name) if source.coding(name) else source.read(name) for name in dense]
     source.close()
     formats = expert_formats(family, config, checkpoint)
     if formats:

@@ -35,6 +35,11 @@ class _Watcher(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._tape, self._kept = tape, kept
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would load its compiler to keep it away from here: seconds, at somebody's first request."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -131,9 +131,14 @@ def stacks(coding: str) -> bool:
 def below(coded: Iterable[CodedMatrix]) -> CodedMatrix:
     """Matrices of a format that `stacks`, one below the other."""
     several = list(coded)
-    return (
-        {key: torch.cat([one[key] for one in several]) for key in several[0]} if several[1:] else several[0]
-    )
+    return {key: _cat([one[key] for one in several]) for key in several[0]} if several[1:] else several[0]
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    if not parts[0].is_meta:
+        return torch.cat(parts)
+    # A shape is all that is wanted, and torch would load its compiler to join these: seconds.
+    return parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
 
 
 def held_bytes(source: WeightSource, name: str, device_type: str, numerics: Numerics) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +26,9 @@ from freetoken.native.program import Tape
 from freetoken.weights.load import open_checkpoint
 from tests.kernels.test_coded_linear import weight_of
 from tests.models import checkpoints
+
+from .test_convert import coded_gguf
+from .test_dense_codes import TEXT
 
 PAGE, PAGES, ROWS = 4, 48, 3
 LARGE = {
@@ -154,3 +161,27 @@ def test_the_first_refusal_counts():
     tape.refuse("later", final=False)
     tape.refuse("never")
     assert tape.refusal == "later" and not tape.final
+
+
+COMPILER = """
+import sys
+import numpy as np
+from freetoken.core.generate import GenerateParams
+from freetoken.core.options import Options
+from freetoken.llm import build_llm
+llm = build_llm(Options(model=sys.argv[1] if sys.argv[1:] else None, device="cpu", max_model_len=256))
+for _ in llm.submit_text(np.arange(3, 9), GenerateParams(max_tokens=4, ignore_eos=True), "a"):
+    pass
+llm.close()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("container", ["demo model", "blocks"])
+def test_nobody_waits_for_torchs_compiler_to_be_loaded(container: str, tmp_path: Path) -> None:
+    """Two seconds, at the first token of whoever comes first."""
+    model = [] if container == "demo model" else [str(coded_gguf(tmp_path / "m.gguf", TEXT))]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER, *model], capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.split()[-1:] == ["False"], done.stderr
