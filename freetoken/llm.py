@@ -332,6 +332,7 @@ class LLM:
             self._live[submit.request_id] = generation
         generation.asked = asked
         earlier = self._history.remember(asked)
+        generation.timing.submitted_s = time.perf_counter()
         self.built.engine.submit(submit)
         edit = find_edit(asked, earlier, place_of)
         report = generation.reuse

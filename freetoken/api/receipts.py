@@ -72,6 +72,7 @@ class Receipts:
                 "total": round(total_s, 6),
                 "queued": round(max((t.queued_s for t in figures.timings), default=0.0), 6),
                 "to_first_token": round(figures.ttft_s, 6),
+                "engine_to_first_token": round(max((t.engine_s for t in figures.timings), default=0.0), 6),
                 "between_tokens": round(decode_s / (tokens - 1), 6) if tokens > 1 else None,
             },
             "tokens": {

@@ -96,10 +96,12 @@ class GatedDelta:
             conv[unit].zero_()
             delta[unit].zero_()
         saves = _saves_within(segment)
-        if saves:
-            seen = torch.cat([conv[unit].t(), qkv.to(conv.dtype)])
-            for offset, copy in saves:
-                conv[copy].copy_(seen[offset : offset + conv.shape[-1]].t())
+        width = conv.shape[-1]
+        for offset, copy in saves:
+            seen = qkv[max(0, offset - width) : offset]
+            if offset < width:
+                seen = torch.cat([conv[unit].t().to(seen.dtype), seen])[-width:]
+            conv[copy].copy_(seen.t())
         mixed = causal_conv(qkv[None], conv[unit][None], weights.conv, weights.activation)[0]
         g, beta = gates(inputs, weights)
         out = self._scan(mixed, g, beta, delta, segment)
@@ -113,28 +115,21 @@ class GatedDelta:
                 delta[copy].copy_(delta[segment.state_id])
 
     def _scan(self, mixed: Tensor, g: Tensor, beta: Tensor, delta: Tensor, segment: Segment) -> Tensor:
-        """Advance one sequence's matrix state; stop where a copy of it is wanted."""
+        """Advance one sequence's matrix state, and copy it where a copy is wanted: the scan goes on."""
         state, rows = delta[segment.state_id], len(mixed)
-        saves = _saves_within(segment)
-        out, start = [], 0
-        for stop in sorted({offset for offset, _ in saves} | {rows}):
-            piece = slice(start, stop)
-            inputs = (*self._split(mixed[piece]), g[piece], beta[piece])
-            out.append(self._scan_piece(inputs, state, segment, start))
-            for copy in (copy for offset, copy in saves if offset == stop):
-                delta[copy].copy_(state)
-            start = stop
-        return out[0] if len(out) == 1 else torch.cat(out)
-
-    def _scan_piece(self, inputs: tuple[Tensor, ...], state: Tensor, segment: Segment, first: int) -> Tensor:
-        """Rows first .. of a segment, cut where the segment has anchors."""
-        q, k, v, g, beta = inputs
-        rows = len(v)
+        saves = [(offset, delta[copy]) for offset, copy in _saves_within(segment)]
+        q, k, v = self._split(mixed)
         if not self.numerics.exact:
-            offsets = sorted({a - segment.start - first for a in segment.anchors})
-            return chunked(q, k, v, g, beta, state, [a for a in offsets if 0 < a < rows])
-        one = (slice(i, i + 1) for i in range(rows))
-        return torch.cat([step(q[s], k[s], v[s], g[s], beta[s], state[None]) for s in one])
+            wanted = {a - segment.start for a in segment.anchors} | {offset for offset, _ in saves}
+            cuts = [offset for offset in sorted(wanted) if 0 < offset < rows]
+            return chunked(q, k, v, g, beta, state, cuts, saves)
+        out = []
+        for i in range(rows):
+            one = slice(i, i + 1)
+            out.append(step(q[one], k[one], v[one], g[one], beta[one], state[None]))
+            for copy in (copy for offset, copy in saves if offset == i + 1):
+                copy.copy_(state)
+        return torch.cat(out)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """float32 [n, conv_dim] -> q, k [n, Hk, Dk] and v [n, Hv, Dv]."""

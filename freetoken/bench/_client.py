@@ -22,7 +22,11 @@ TIMEOUT_S = 600.0
 
 @dataclass
 class Answer:
-    """One streamed completion. times_s of its pieces, on `time.perf_counter`."""
+    """One streamed completion, times on `time.perf_counter`.
+
+    times_s  of its pieces of text; told_s: when the first of them, or the answer's end without one, was there
+    id       the server's for it
+    """
 
     asked_s: float
     times_s: list[float] = field(default_factory=list)
@@ -30,6 +34,8 @@ class Answer:
     tokens: int = 0
     prompt_tokens: int = 0
     ended_s: float = 0.0
+    id: str = ""
+    told_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -69,28 +75,38 @@ class Server:
 
     def complete(self, prompt: str, tokens: int, started: Callable[[], None] = lambda: None) -> Answer:
         """Exactly `tokens` greedy tokens; `started` is called when the first piece is there."""
-        body = {
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "cache_prompt": False,
-        }
+        answer = self._stream("/v1/completions", {"prompt": prompt, "cache_prompt": False}, tokens, started)
+        if not answer.times_s:
+            raise DeviceError("The server's answer has no text.")
+        answer.tokens = answer.tokens or len(answer.times_s)
+        return answer
+
+    def chat(self, messages: Sequence[dict[str, str]], tokens: int) -> Answer:
+        """Tokens for a conversation, of which the server may know a part already. They may have no text."""
+        return self._stream("/v1/chat/completions", {"messages": list(messages)}, tokens, lambda: None)
+
+    def _stream(self, path: str, asked: dict[str, Any], tokens: int, started: Callable[[], None]) -> Answer:
+        body = json.dumps(
+            {
+                "model": self.model,
+                "max_tokens": tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                **asked,
+            }
+        )
         with self._connection() as c:
             answer = Answer(time.perf_counter())
-            c.request("POST", self._path + "/v1/completions", json.dumps(body), self._headers)
+            c.request("POST", self._path + path, body, self._headers)
             with c.getresponse() as response:
+                answer.id = response.headers.get("x-request-id") or ""
                 if response.status != 200:
                     raise DeviceError(f"The server answered {response.status}: {_body(response)[:300]!r}")
                 for data in _events(response):
                     _take(answer, data, started)
             answer.ended_s = time.perf_counter()
-        if not answer.times_s:
-            raise DeviceError("The server's answer has no text.")
-        answer.tokens = answer.tokens or len(answer.times_s)
         return answer
 
     def together(
@@ -153,7 +169,12 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 def _take(answer: Answer, data: dict[str, Any], started: Callable[[], None]) -> None:
     if "error" in data:
         raise DeviceError(f"The server broke off: {data['error']}")
-    piece = data["choices"][0].get("text") or "" if data.get("choices") else ""
+    piece = ""
+    for choice in data.get("choices", ())[:1]:
+        delta = choice.get("delta") or {}
+        piece = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+        if piece or choice.get("finish_reason"):
+            answer.told_s = answer.told_s or time.perf_counter()
     if piece:
         answer.times_s.append(time.perf_counter())
         answer.text += piece

@@ -100,14 +100,21 @@ class Driven:
         self.built.close()
 
     def submit(
-        self, prompt: Sequence[int], tokens: int, *, logprobs: int | None = None, group: str = ""
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        *,
+        logprobs: int | None = None,
+        group: str = "",
+        anchors: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> Asked:
-        """Ask for exactly `tokens` greedy tokens behind the prompt."""
+        """Ask for exactly `tokens` greedy tokens behind the prompt; anchors: its positions, answer's ids."""
         self._number += 1
         name = f"r{self._number}"
         asked = self._asked[name] = Asked(name, self._clock.now())
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
-        self.built.engine.submit(Submit(name, np.asarray(prompt, np.int32), params, group=group))
+        ids = np.asarray(prompt, np.int32)
+        self.built.engine.submit(Submit(name, ids, params, *anchors, group=group))
         return asked
 
     def wait(self, asked: Sequence[Asked], tokens: int | None = None) -> None:
@@ -123,8 +130,13 @@ class Driven:
             if one.error is not None:
                 raise one.error
 
-    def run(self, prompt: Sequence[int], tokens: int) -> Asked:
-        asked = self.submit(prompt, tokens)
+    def run(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        anchors: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    ) -> Asked:
+        asked = self.submit(prompt, tokens, anchors=anchors)
         self.wait([asked])
         return asked
 

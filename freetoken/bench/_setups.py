@@ -10,6 +10,7 @@ import argparse
 import gc
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -128,6 +129,24 @@ def setups(args: argparse.Namespace) -> list[Setup]:
         if one not in found:
             found.append(one)
     return found
+
+
+def serve_command(one: Setup, context: int, streams: int) -> list[str]:
+    """`ft serve` with what the setup names, all else by default."""
+    words = [sys.executable, "-m", "freetoken", "serve", "--port", "{port}", "--max-model-len", str(context)]
+    words += ["--max-running-requests", str(streams), "--log-level", "warning", "--device", one.device]
+    words += ["--moe-backend", one.backend]
+    given = {
+        "--model": None if one.model == DEMO else one.model,
+        "--moe-cache-rate": one.share,
+        "--moe-policy": one.policy,
+        "--moe-cpu-threads": one.threads,
+        "--moe-prefetch": one.prefetch,
+        **{"--" + name.replace("_", "-"): value for name, value in one.extra},
+    }
+    for name, value in given.items():
+        words += [name, str(value)] if value is not None else []
+    return words
 
 
 class Prompts:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from freetoken.bench._setups import (
     check_repeats,
     groups,
     is_small,
+    serve_command,
     setups,
 )
 from freetoken.bench._texts import Texts
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     for group in groups(setups(args)):
         report.progress(f"starting {len(group)} servers")
         with ExitStack() as stack:
-            command = [(one, _command(one, 2 * prompt + tokens + 64, max(args.streams))) for one in group]
+            context = 2 * prompt + tokens + 64
+            command = [(one, serve_command(one, context, max(args.streams))) for one in group]
             # One after the other: each measures the machine while it starts.
             servers = [
                 (one, stack.enter_context(started(words, "ft serve")).ready()) for one, words in command
@@ -104,24 +105,6 @@ def run(args: argparse.Namespace) -> int:
             rows += [_row(case, args.model) | {"prompt": prompt, "tokens": tokens} for case in cases]
     _show(report, rows)
     return report.finish(rows)
-
-
-def _command(one: Setup, context: int, streams: int) -> list[str]:
-    """`ft serve` with what the setup names, all else by default."""
-    words = [sys.executable, "-m", "freetoken", "serve", "--port", "{port}", "--max-model-len", str(context)]
-    words += ["--max-running-requests", str(streams), "--log-level", "warning", "--device", one.device]
-    words += ["--moe-backend", one.backend]
-    given = {
-        "--model": None if one.model == DEMO else one.model,
-        "--moe-cache-rate": one.share,
-        "--moe-policy": one.policy,
-        "--moe-cpu-threads": one.threads,
-        "--moe-prefetch": one.prefetch,
-        **{"--" + name.replace("_", "-"): value for name, value in one.extra},
-    }
-    for name, value in given.items():
-        words += [name, str(value)] if value is not None else []
-    return words
 
 
 def _rounds(

@@ -125,12 +125,16 @@ class Status:
 class Timing:
     """When the tokens of one answer came, in seconds; written where the engine hands them over.
 
+    submitted_s when the request went to the engine, 0 = not told
+    engine_s    from submission to the first token: waiting in line included, HTTP and text not
     queued_s    from submission to the first computation
     last_s      when the last tokens came, 0 = none yet
     gap_counts  gaps between tokens: how many were <= GAP_BOUNDS_S[i] and longer than the bound before
     """
 
     queued_s: float = 0.0
+    submitted_s: float = 0.0
+    engine_s: float = 0.0
     last_s: float = 0.0
     tokens: int = 0
     gap_sum_s: float = 0.0
@@ -145,5 +149,6 @@ class Timing:
             self.tokens += num_tokens
         else:
             self.tokens = num_tokens
+            self.engine_s = now_s - self.submitted_s if self.submitted_s else 0.0
             self.gap_counts[0] += num_tokens - 1
         self.last_s = now_s

@@ -163,8 +163,8 @@ class Device(abc.ABC):
     owns_memory     expert slots make sense: the device's memory is not the host's
     in_host_memory  what it holds is taken from the host's memory all the same
     run_ahead       launching a step before the last one is read pays
-    kernels         has kernels that decide residency themselves
-    captures        decode steps are captured and replayed
+    kernels         has kernels that decide residency themselves; captures: decode steps are replayed
+    locks_memory    only copies to and from host memory that is locked (`pin`) leave the caller free meanwhile
     """
 
     name: str
@@ -178,6 +178,7 @@ class Device(abc.ABC):
     run_ahead: bool = True
     kernels: bool = False
     captures: bool = False
+    locks_memory: bool = False
     memory_bytes: int = 0
 
     @abc.abstractmethod
@@ -254,9 +255,8 @@ class StateSpec:
 class ExpertStats:
     """Counters since the engine started. tiles are whole-record units times tiles per record.
 
-    hits + misses = requests (distinct routed experts of live rows, per layer-step);
-    missing_tiles = filled_tiles + cpu_tiles (before prefill); bytes moved over the link.
-    ahead_tiles were prefetched; the layer of ahead_judged has looked up since and wanted ahead_right.
+    hits + misses = requests (distinct routed experts of live rows, per layer-step); missing_tiles =
+    filled_tiles + cpu_tiles; ahead_tiles were prefetched, of ahead_judged the layer wanted ahead_right.
     """
 
     steps: int = 0

@@ -116,6 +116,9 @@ class UnitMover(abc.ABC):
     def wait_saved(self, unit: int) -> None:
         """Let what runs next wait until `is_saved`."""
 
+    def close(self) -> None:
+        """Nothing is moved any more. Idempotent."""
+
 
 class NoMover(UnitMover):
     """For schedulers without memory: every order is carried out at once, on nothing."""

@@ -77,7 +77,7 @@ class CudaStream(Stream):
 
 class CudaDevice(Device):
     name = "cuda"
-    kernels = captures = True
+    kernels = captures = locks_memory = True
 
     def __init__(self, index: int = 0, memory_bytes: int = 0) -> None:
         nvml, driver = open_nvml(), open_driver()
@@ -162,7 +162,7 @@ class CudaDevice(Device):
             there = self._driver.register(address, size)
         except (DeviceError, CapacityError) as error:
             _log.warning(
-                "%s of host memory could not be locked (%s); the CPU computes what lies there",
+                "%s of host memory could not be locked (%s); the GPU can't read it, and copies of it wait",
                 format_bytes(size),
                 error.message,
             )

@@ -143,6 +143,7 @@ class Engine:
             if not self._thread.is_alive():
                 self.scheduler.reuse.cache.flush()
             self._thread = None
+        self.scheduler.reuse.mover.close()
         self.device.synchronize()
         self.runner.experts.close()
         self.device.close()

@@ -27,7 +27,10 @@ MIN_SHARED = 32
 
 
 class Reuse:
-    """pages, states: the scheduler's allocators, which say who owns what the cache does not."""
+    """pages, states: the scheduler's allocators, which say who owns what the cache does not.
+
+    captures  False: no state is saved from now on, which tells a bench what saving costs
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Reuse:
     ) -> None:
         self.cache, self.pages, self.states = cache, pages, states
         self.mover, self.page_size = mover, page_size
+        self.captures = True
         self.num_lookups = self.num_hits = self.num_returned = self.cached_tokens = 0
 
     # --- coming in ---
@@ -82,7 +86,7 @@ class Reuse:
             request.num_cached = prefix.num_tokens
             request.num_matched = prefix.num_matched
         request.save_positions = []
-        if self.cache.wants_states():
+        if self._wants_states():
             anchors = [*request.submit.anchor_positions, prefix.num_matched]
             request.save_positions = positions_to_save(
                 anchors, prefix.num_tokens, request.num_tokens, self.page_size
@@ -107,7 +111,7 @@ class Reuse:
         n = min(leader.num_prompt, request.num_tokens - 1)
         differs = leader.token_ids[:n] != request.token_ids[:n]
         shared = int(differs.argmax()) if differs.any() else n
-        if self.cache.wants_states():
+        if self._wants_states():
             worth = shared - leader.prefix.num_tokens >= MIN_SHARED and shared > leader.num_computed
             if worth and shared not in leader.save_positions:
                 leader.save_positions = sorted([*leader.save_positions, shared])
@@ -121,6 +125,9 @@ class Reuse:
         return shared - mine.num_tokens >= MIN_SHARED
 
     # --- states on the way ---
+
+    def _wants_states(self) -> bool:
+        return self.captures and self.cache.wants_states()
 
     def saves_of(self, request: Request, start: int, num_tokens: int) -> tuple[tuple[int, int], ...]:
         """(position, unit) that the forward over these tokens shall write; called once per work."""
@@ -159,7 +166,7 @@ class Reuse:
 
     def note_anchor(self, request: Request) -> None:
         """The newest token closes or opens a block: its state is worth saving."""
-        if self.cache.wants_states() and request.finish is None:
+        if self._wants_states() and request.finish is None:
             request.save_at = request.num_tokens
             self.save_due(request)
 
@@ -236,7 +243,7 @@ class Reuse:
 
     def _donate_state(self, request: Request, computed: int) -> None:
         """The state behind the last computed token; nobody writes it any more."""
-        wanted = self.cache.wants_states() and request.state_id > 0 and not request.state_broken
+        wanted = self._wants_states() and request.state_id > 0 and not request.state_broken
         if not wanted or _is_near(computed, request.saved):
             return
         checkpoint = self.cache.adopt(computed, request.submit.group, request.state_id)

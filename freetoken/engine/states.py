@@ -1,8 +1,8 @@
 """The bytes of the prefix cache: KV pages and recurrent states, on the device and in host memory.
 
-Owns the host memory of checkpoints and the stream on which it is filled and read; which unit holds what
-is the cache's. Order: copies within the device run on `compute`; a save waits for all that `compute` has
-been given, a load waits for earlier saves on its stream, and `compute` waits for the load.
+Owns the host memory of checkpoints, locked a little ahead of its use, and the stream on which it is filled
+and read; which unit holds what is the cache's. Order: copies within the device run on `compute`; a save waits
+for all that `compute` was given, a load for earlier saves on its stream, and `compute` waits for the load.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 
 from freetoken.core.interfaces import Device, Event, Pool
 from freetoken.core.prefix import UnitMover
+from freetoken.engine.locking import LockedAhead, page_rows
 
 
 class StateMover(UnitMover):
@@ -21,7 +22,8 @@ class StateMover(UnitMover):
         self._stream = device.stream("states")
         self._reading: dict[int, Event] = {}
         unit_bytes = states.unit_bytes if states is not None else 0
-        self._host = torch.empty(num_slots + 1, unit_bytes, dtype=torch.uint8)
+        self._host = page_rows(num_slots + 1, unit_bytes)
+        self._locked = LockedAhead(device, self._host) if device.locks_memory and num_slots else None
 
     @property
     def host(self) -> torch.Tensor:
@@ -37,6 +39,8 @@ class StateMover(UnitMover):
 
     def save_state(self, unit: int, slot: int) -> None:
         assert self._states is not None
+        if self._locked is not None:
+            self._locked.reached(slot)
         self._stream.wait(self._device.compute.record())
         self._stream.copy(self._host[slot], self._states.view()[unit])
         self._reading[unit] = self._stream.record()
@@ -60,3 +64,7 @@ class StateMover(UnitMover):
             del self._reading[unit]
             event = None
         return event is None
+
+    def close(self) -> None:
+        if self._locked is not None:
+            self._locked.close()

@@ -112,6 +112,8 @@ FT_API int ft_pack_plain(int item_bytes, const void* gate, const void* up, const
 FT_API int ft_advise_huge(void* data, uint64_t num_bytes);
 /* Gather what lies in [data, data + num_bytes) in huge pages now. Returns 0 if all of it does. */
 FT_API int ft_collapse(void* data, uint64_t num_bytes);
+/* Have memory under [data, data + num_bytes) now; what is in use stays as it is. Returns 0 if all is there. */
+FT_API int ft_populate(void* data, uint64_t num_bytes);
 
 #ifdef __cplusplus
 }

@@ -257,6 +257,10 @@ class Library:
         """Gather memory in use in huge pages, in place; True if all of it lies in them."""
         return int(self._lib.ft_collapse(data, num_bytes)) == 0
 
+    def populate(self, data: int, num_bytes: int) -> bool:
+        """Have the memory of a range now, whoever uses it meanwhile; True if all of it is there."""
+        return int(self._lib.ft_populate(data, num_bytes)) == 0
+
     def crc32(self, data: int, num_bytes: int, crc: int = 0) -> int:
         """zlib's CRC-32 of memory, continued from `crc`."""
         return int(self._lib.ft_crc32(crc, data, num_bytes))
@@ -303,6 +307,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),
         "ft_collapse": (c_int, [_PTR, _U64]),
+        "ft_populate": (c_int, [_PTR, _U64]),
         "ft_crc32": (_U32, [_U32, _PTR, _U64]),
         "ft_transpose": (c_int, [c_int, _PTR, _U64, _PTR, _U64, _I64, _I64]),
         "ft_pack_plain": (c_int, [c_int, _PTR, _PTR, _PTR, _PTR, ctypes.POINTER(_U64)]),

@@ -185,4 +185,16 @@ int ft_collapse(void* data, uint64_t num_bytes) {
 #endif
 }
 
+int ft_populate(void* data, uint64_t num_bytes) {
+#if defined(__linux__)
+  const uint64_t page = 4096, first = (uint64_t)data / page * page;
+  const uint64_t last = ((uint64_t)data + num_bytes + page - 1) / page * page;
+  constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
+  return last > first ? madvise((void*)first, last - first, POPULATE_WRITE) : 0;
+#else
+  (void)data, (void)num_bytes;
+  return -1;
+#endif
+}
+
 }  // extern "C"

@@ -184,6 +184,19 @@ def test_the_chunk_grid_starts_anew_at_every_cut() -> None:
     close(state, piecewise, 1e-6)
 
 
+def test_states_are_handed_out_at_cuts_and_at_the_end() -> None:
+    inputs, start = delta_inputs(150), rand(4, 8, 12)
+    state, copies = start.clone(), torch.zeros(4, 4, 8, 12)
+    saves = list(zip([1, 70, 128, 150], copies, strict=True))
+    out = chunked(*inputs, state, [1, 70, 128], saves)
+    plain = start.clone()
+    assert torch.equal(out, chunked(*inputs, plain, [1, 70, 128])) and torch.equal(state, plain)
+    for offset, copy in saves:
+        left = start.clone()
+        chunked(*(x[:offset] for x in inputs), left, [c for c in (1, 70, 128) if c < offset])
+        close(copy, left, 1e-6)
+
+
 def test_strong_decay_does_not_overflow() -> None:
     q, k, v, g, beta = delta_inputs(70)
     state = rand(4, 8, 12)

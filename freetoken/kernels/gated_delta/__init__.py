@@ -7,9 +7,10 @@ q is scaled by Dk^-1/2 here. A key head serves Hv / Hk neighbouring value heads.
     step(q, k, v, g, beta, state)               one token of B sequences
         q, k [B, Hk, Dk]  v [B, Hv, Dv]  g, beta [B, Hv]  state [B, Hv, Dk, Dv] (mutated); all float32
         Returns float32 [B, Hv, Dv]
-    chunked(q, k, v, g, beta, state, cuts)      n tokens of one sequence, in chunks of CHUNK
+    chunked(q, k, v, g, beta, state, cuts, saves)   n tokens of one sequence, in chunks of CHUNK
         q, k [n, Hk, Dk]  v [n, Hv, Dv]  g, beta [n, Hv]  state [Hv, Dk, Dv] (mutated); all float32
         cuts: ascending offsets in (0, n) where the grid of chunks starts anew
+        saves: (offset, copy) pairs; copy [Hv, Dk, Dv] gets the state behind so many tokens, a cut or n
         Returns float32 [n, Hv, Dv]
 """
 
@@ -32,7 +33,18 @@ def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 
 
 def chunked(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, cuts: Sequence[int] = ()
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    cuts: Sequence[int] = (),
+    saves: Sequence[tuple[int, Tensor]] = (),
 ) -> Tensor:
-    out: Tensor = choose(MAKERS, v.device.type).chunked((q, k, v, g, beta), state, cuts, CHUNK)
+    inner = [(offset, copy) for offset, copy in saves if offset < v.shape[0]]
+    out: Tensor = choose(MAKERS, v.device.type).chunked((q, k, v, g, beta), state, cuts, CHUNK, inner)
+    for offset, copy in saves:
+        if offset == v.shape[0]:
+            copy.copy_(state)
     return out

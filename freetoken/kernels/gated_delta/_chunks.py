@@ -197,8 +197,13 @@ def chunk_outputs(
     tl.store(to, mixed, mask=used[:, None] & real)
 
 
-def plan(inputs: tuple[Tensor, ...], state: Tensor, starts: Tensor, out: Tensor, where: Card) -> list[Launch]:
-    """Launches for the chunks that start at `starts` int32 [chunks + 1]; state [Hv, Dk, Dv] moves on."""
+def plan(
+    inputs: tuple[Tensor, ...], state: Tensor, starts: Tensor, out: Tensor, where: Card
+) -> tuple[list[Launch], Tensor]:
+    """Launches for the chunks that start at `starts` int32 [chunks + 1]; state [Hv, Dk, Dv] moves on.
+
+    The second is where the launches leave the state ahead of each chunk, float32 [chunks, Hv, Dk, Dv].
+    """
     q, k, v, g, beta = inputs
     (heads, k_dim, v_dim), chunks = state.shape, starts.shape[0] - 1
 
@@ -213,7 +218,7 @@ def plan(inputs: tuple[Tensor, ...], state: Tensor, starts: Tensor, out: Tensor,
     keys = {"G": heads // k.shape[1], "CHUNK": CHUNK}
     both = keys | {"DK": k_dim, "DKP": kp, "DV": v_dim}
     facts = (starts, sums, lengths)
-    return [
+    launches = [
         Launch(
             chunk_system,
             (chunks, heads),
@@ -241,3 +246,4 @@ def plan(inputs: tuple[Tensor, ...], state: Tensor, starts: Tensor, out: Tensor,
             both | {"BV": wide, "BD": deep},
         ),
     ]
+    return launches, states

@@ -39,11 +39,18 @@ def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     return (q.unsqueeze(-2) @ state).squeeze(-2)
 
 
-def chunked(inputs: tuple[Tensor, ...], state: Tensor, cuts: Sequence[int], chunk: int) -> Tensor:
+def chunked(
+    inputs: tuple[Tensor, ...],
+    state: Tensor,
+    cuts: Sequence[int],
+    chunk: int,
+    saves: Sequence[tuple[int, Tensor]] = (),
+) -> Tensor:
     q, k, v, g, beta = inputs
     length, heads = v.shape[0], v.shape[1]
     q, k = _prepare(q, k, heads)
-    rows, used = _grid(length, cuts, chunk, v.device)
+    starts = grid(length, cuts, chunk)[:-1]
+    rows, used = _grid(length, starts, v.device)
     q, k, v = (_cut(x, rows, used) for x in (q, k, v))  # [C, Hv, c, D]
     g, beta = (_cut(x.unsqueeze(-1), rows, used).squeeze(-1) for x in (g, beta))  # [C, Hv, c]
 
@@ -62,17 +69,24 @@ def chunked(inputs: tuple[Tensor, ...], state: Tensor, cuts: Sequence[int], chun
     k_left = (k * (sums[..., -1:] - sums).exp().unsqueeze(-1)).transpose(-1, -2)
     total = sums[..., -1].exp()[..., None, None]
     out = torch.empty_like(v)
-    for i in range(rows.shape[0]):
+    for i, start in enumerate(starts):
+        for copy in (copy for offset, copy in saves if offset == start):
+            copy.copy_(state)
         update = base[i] - factor[i] @ state
         torch.add(q_grown[i] @ state, within[i] @ update, out=out[i])
         state.mul_(total[i]).add_(k_left[i] @ update)
     return out.transpose(1, 2)[used]
 
 
-def _grid(length: int, cuts: Sequence[int], chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row index int64 [C, c] of each chunk's tokens and which of them exist, bool [C, c]."""
+def grid(length: int, cuts: Sequence[int], chunk: int) -> list[int]:
+    """Where chunks start, and the end: anew at every cut."""
     edges = [0, *cuts, length]
     starts = [s for a, b in zip(edges, edges[1:], strict=False) for s in range(a, b, chunk)]
+    return [*starts, length]
+
+
+def _grid(length: int, starts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row index int64 [C, c] of each chunk's tokens and which of them exist, bool [C, c]."""
     ends = np.array([*starts[1:], length])
     width = int((ends - starts).max())
     rows = np.array(starts)[:, None] + np.arange(width)

@@ -24,7 +24,13 @@ def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     return reference.step(q, k, v, g, beta, state)
 
 
-def chunked(inputs: tuple[Tensor, ...], state: Tensor, cuts: Sequence[int], chunk: int) -> Tensor:
+def chunked(
+    inputs: tuple[Tensor, ...],
+    state: Tensor,
+    cuts: Sequence[int],
+    chunk: int,
+    saves: Sequence[tuple[int, Tensor]] = (),
+) -> Tensor:
     q, k, v, g, beta = inputs
     if (
         chunk != _chunks.CHUNK
@@ -32,22 +38,22 @@ def chunked(inputs: tuple[Tensor, ...], state: Tensor, cuts: Sequence[int], chun
         or not state.is_contiguous()
         or not v.shape[0]
     ):
-        return reference.chunked(inputs, state, cuts, chunk)
+        return reference.chunked(inputs, state, cuts, chunk, saves)
     q, k, v = (x if x[0].is_contiguous() else x.contiguous() for x in (q, k, v))
     inputs = (q, k, v, g.contiguous(), beta.contiguous())
-    starts = torch.tensor(grid(v.shape[0], cuts, chunk), dtype=torch.int32).to(v.device, non_blocking=True)
+    grid = reference.grid(v.shape[0], cuts, chunk)
+    starts = torch.tensor(grid, dtype=torch.int32).to(v.device, non_blocking=True)
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-    for first in range(0, starts.shape[0] - 1, _AT_ONCE):
-        for launch in _chunks.plan(inputs, state, starts[first : first + _AT_ONCE + 1], out, card(v.device)):
+    for first in range(0, len(grid) - 1, _AT_ONCE):
+        part = slice(first, first + _AT_ONCE + 1)
+        launches, states = _chunks.plan(inputs, state, starts[part], out, card(v.device))
+        for launch in launches:
             launch()
+        held = grid[part][:-1]
+        for offset, copy in saves:
+            if held[0] <= offset <= held[-1]:
+                copy.copy_(states[held.index(offset)])
     return out
-
-
-def grid(length: int, cuts: Sequence[int], chunk: int) -> list[int]:
-    """Where chunks start, and the end: anew at every cut."""
-    edges = [0, *cuts, length]
-    starts = [s for a, b in zip(edges, edges[1:], strict=False) for s in range(a, b, chunk)]
-    return [*starts, length]
 
 
 def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
@@ -59,4 +65,4 @@ def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
             torch.empty(heads, k_dim, v_dim, device="meta"),
             torch.empty(9, dtype=torch.int32, device="meta"),
         )
-        yield lambda where, a=((q, q, v, g, g), state, starts, v): _chunks.plan(*a, where)
+        yield lambda where, a=((q, q, v, g, g), state, starts, v): _chunks.plan(*a, where)[0]
