@@ -47,10 +47,12 @@ from freetoken.api.receipts import Receipts
 from freetoken.api.response_store import ResponseStore
 from freetoken.api.sampling import for_choice
 from freetoken.api.sessions import session_of
-from freetoken.api.sse import KEEP_ALIVE_S, Reply
+from freetoken.api.sse import KEEP_ALIVE_S, Renderer, Reply
 from freetoken.core.errors import MethodError, NotFoundError, nearest
 from freetoken.core.options import Options
 
+RECEIPT_HEADER = "x-freetoken-receipt"
+"""With it an answer carries its own receipt."""
 Handler = Callable[[Request], Awaitable[Response | Reply]]
 
 
@@ -116,6 +118,25 @@ class _Api:
         handlers = {HTTPException: partial(_http_error, paths)}
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
+    def _reply(
+        self,
+        request: Request,
+        generations: Sequence[Generation],
+        renderer: Renderer,
+        *,
+        stream: bool,
+        prompts: int = 1,
+    ) -> Reply:
+        receipt = partial(self.receipts.so_far, path=request.url.path, status=200)
+        return Reply(
+            generations,
+            renderer,
+            stream=stream,
+            prompts=prompts,
+            receipt=receipt if _wants_receipt(request) else None,
+            keep_alive_s=self.keep_alive_s,
+        )
+
     async def chat(self, request: Request) -> Response | Reply:
         models.check_ready(self.llm)
         body = openai_chat.parse(await read_body(request))
@@ -130,9 +151,14 @@ class _Api:
             ]
         )
         renderer = ChatRenderer(
-            request_id, name, n, logprobs=bool(body.logprobs), stream=stream, usage=body.wants_usage
+            request_id,
+            name,
+            n,
+            logprobs=bool(body.logprobs),
+            stream=stream,
+            usage=body.wants_usage or _wants_receipt(request),
         )
-        return Reply(generations, renderer, stream=stream, keep_alive_s=self.keep_alive_s)
+        return self._reply(request, generations, renderer, stream=stream)
 
     async def completions(self, request: Request) -> Response | Reply:
         models.check_ready(self.llm)
@@ -150,11 +176,14 @@ class _Api:
             ]
         )
         renderer = CompletionRenderer(
-            request_id, name, echoes, stream=stream, top=body.logprobs, usage=body.wants_usage
+            request_id,
+            name,
+            echoes,
+            stream=stream,
+            top=body.logprobs,
+            usage=body.wants_usage or _wants_receipt(request),
         )
-        return Reply(
-            generations, renderer, stream=stream, prompts=len(prompts), keep_alive_s=self.keep_alive_s
-        )
+        return self._reply(request, generations, renderer, stream=stream, prompts=len(prompts))
 
     async def responses(self, request: Request) -> Response | Reply:
         models.check_ready(self.llm)
@@ -173,7 +202,7 @@ class _Api:
         generations = await _submit([partial(self.llm.submit_chat, conversation, params, request_id)])
         head = Head(request_id, name, body.echo(), names, body.wants_logprobs, body.wants_encrypted)
         renderer = ResponseRenderer(head, keep)
-        return Reply(generations, renderer, stream=bool(body.stream), keep_alive_s=self.keep_alive_s)
+        return self._reply(request, generations, renderer, stream=bool(body.stream))
 
     async def get_response(self, request: Request) -> Response:
         return Response(self.store.body(request.path_params["id"]), media_type="application/json")
@@ -198,7 +227,7 @@ class _Api:
             body.max_tokens,
             omit_thinking=body.omits_thinking,
         )
-        return Reply(generations, renderer, stream=bool(body.stream), keep_alive_s=self.keep_alive_s)
+        return self._reply(request, generations, renderer, stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
         models.check_ready(self.llm)
@@ -249,6 +278,10 @@ class _Api:
     async def prometheus(self, request: Request) -> Response:
         text = self.metrics.render(self.llm.stats())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _wants_receipt(request: Request) -> bool:
+    return request.headers.get(RECEIPT_HEADER, "").lower() in ("1", "true")
 
 
 async def _submit(calls: Sequence[Callable[[], Generation]]) -> list[Generation]:

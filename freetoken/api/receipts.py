@@ -52,16 +52,20 @@ class Receipts:
 
     def end(self, figures: Served, path: str, status: int) -> None:
         """Write the receipt of a request that generated; forget others."""
-        before = self._running.pop(figures.id, {})
-        is_shared = figures.id in self._shared
+        if figures.finish:
+            self._kept[figures.id] = self.so_far(figures, path, status)
+        self._running.pop(figures.id, None)
         self._shared.discard(figures.id)
-        if not figures.finish:
-            return
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def so_far(self, figures: Served, path: str, status: int) -> dict[str, Any]:
+        """The receipt of a request that is about to end: its answer may carry it."""
         now_s = time.perf_counter()
-        after = self._counters()
+        before, after = self._running.get(figures.id, {}), self._counters()
         total_s, decode_s = now_s - figures.started_s, now_s - figures.first_s if figures.first_s else 0.0
         tokens = figures.completion_tokens
-        self._kept[figures.id] = {
+        return {
             "id": figures.id,
             "object": "request.receipt",
             "path": path,
@@ -84,10 +88,8 @@ class Receipts:
             "bytes": {tier: sum(_change(before, after, name) for name in names) for tier, names in _TIERS},
             "prefix": [report.to_dict() for report in figures.prefixes],
             "engine": {name: _change(before, after, name) for name in after},
-            "shared": is_shared,
+            "shared": figures.id in self._shared,
         }
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
 
     def get(self, request_id: str) -> dict[str, Any]:
         """The receipt of a finished request; `request_id` as in the x-request-id header."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -80,6 +82,7 @@ class Reply:
     """An ASGI answer that runs `generations` to their end.
 
     prompts  how many prompts the generations belong to, an equal number each
+    receipt  makes the receipt that the client wants in the answer: in its body, or a stream's last frame
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class Reply:
         *,
         stream: bool,
         prompts: int = 1,
+        receipt: Callable[[Served], dict[str, Any]] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
+        self._receipt = receipt
         self._generations = generations
         self._renderer = renderer
         self._is_stream = stream
@@ -122,7 +127,8 @@ class Reply:
                     self._renderer.feed(pieces)
         except Exception as error:
             return error_response(as_error(error), figures.error_body)
-        return Response(self._renderer.whole(choices.usage), media_type="application/json")
+        whole = self._with_receipt([self._renderer.whole(choices.usage)], choices, figures)
+        return Response(whole[0], media_type="application/json")
 
     async def _stream(self, choices: Choices, figures: Served, send: Send) -> None:
         started = False
@@ -144,8 +150,16 @@ class Reply:
             body = self._frames(frames) if pieces else self._frames(self._renderer.silent()) or COMMENT
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-        tail = self._frames(self._renderer.tail(choices.usage))
+        tail = self._frames(self._with_receipt(self._renderer.tail(choices.usage), choices, figures))
         await send({"type": "http.response.body", "body": tail + self._renderer.end})
+
+    def _with_receipt(self, frames: list[bytes], choices: Choices, figures: Served) -> list[bytes]:
+        """Write the receipt into the last of these JSON objects, if it is wanted."""
+        if self._receipt is None or not frames:
+            return frames
+        choices.note(figures)
+        receipt = msgspec.json.encode(self._receipt(figures))
+        return [*frames[:-1], frames[-1][:-1] + b',"receipt":' + receipt + b"}"]
 
     def _frames(self, frames: Iterable[bytes]) -> bytes:
         return b"".join(map(self._renderer.frame, frames))

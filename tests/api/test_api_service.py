@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -145,6 +146,31 @@ def test_a_receipt_tells_where_a_requests_time_and_tokens_went(serve, path, body
     assert receipt["engine"]["experts_hits"] == 0 and receipt["shared"] is False
     assert receipt["bytes"]["link"] == 0 and "disk_read" in receipt["bytes"]
     assert "Hi" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+    ],
+)
+def test_an_answer_carries_its_receipt_on_request(serve, path, body):
+    served = serve(lambda _: [TextDelta("a"), finish(tokens=5, cached=4)])
+    header = {"x-freetoken-receipt": "true"}
+    whole = served.http.post(path, json=body, headers=header)
+    stream = served.http.post(path, json={**body, "stream": True}, headers=header)
+    frames = [line[6:] for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert all("receipt" not in json.loads(frame) for frame in frames[:-1])
+    for reply, last in ((whole, whole.json()), (stream, json.loads(frames[-1]))):
+        receipt = last["receipt"]
+        assert receipt["id"] == reply.headers["x-request-id"] and receipt["path"] == path
+        assert receipt["tokens"]["completion"] == 5 and receipt["seconds"]["total"] > 0
+        assert "link" in receipt["bytes"]
+    assert "receipt" not in served.post(path, **body).json()
+    assert "receipt" not in served.post(path, **body, stream=True).text
 
 
 def test_there_are_receipts_of_generating_requests_only_and_of_the_latest(serve):
