@@ -158,12 +158,16 @@ def answer(maker: ConstraintMaker, schema: dict[str, Any], seed: int, took: list
 
 
 def test_two_hundred_schemas_give_answers_that_validate(maker: ConstraintMaker) -> None:
-    took: list[float] = []
+    took: list[list[float]] = []
     for seed in range(NUM_SCHEMAS):
         schema = Maker(seed).schema()
-        text = answer(maker, schema, seed, took)
+        took.append([])
+        text = answer(maker, schema, seed, took[-1])
         jsonschema.validate(json.loads(text), schema)
-    took.sort()
-    p50, mean, p99 = took[len(took) // 2], sum(took) / len(took), took[len(took) * 99 // 100]
-    print(f"{len(took)} masks: p50 {1e3 * p50:.3f} ms, mean {1e3 * mean:.3f} ms, p99 {1e3 * p99:.3f} ms")
+    masks, means = sorted(t for one in took for t in one), sorted(sum(one) / len(one) for one in took)
+    p50, p99, mean = masks[len(masks) // 2], masks[len(masks) * 99 // 100], sum(masks) / len(masks)
+    print(f"{len(masks)} masks: p50 {1e3 * p50:.3f} ms, mean {1e3 * mean:.3f} ms, p99 {1e3 * p99:.3f} ms")
+    slow = sum(one > 2e-4 for one in means)
+    usual, worst = 1e3 * means[len(means) // 2], 1e3 * means[-1]
+    print(f"a schema's mean: p50 {usual:.3f} ms, worst {worst:.3f} ms, {slow} above 0.2")
     assert p50 < 5e-3  # against a mask that is computed token by token
