@@ -95,8 +95,9 @@ struct Part {
   FT_INLINE_MEMBER const T* row(int m, int i, int64_t k) const { return of[m] + i * blocks + (uint64_t)k / COLUMNS; }
   FT_INLINE_MEMBER const T* down(int i, int64_t h) const { return of[2] + i / COLUMNS * hidden + h; }
   FT_INLINE_MEMBER void near(int i) const {
-    for (int m = 0; m < rows; m++) prefetch_near(row(m, i, 0), blocks * sizeof(T));
+    for (int m = 0; m < rows; m++) near(m, i);
   }
+  FT_INLINE_MEMBER void near(int m, int i) const { prefetch_near(row(m, i, 0), blocks * sizeof(T)); }
   FT_INLINE_MEMBER void warm(int i) const {
     prefetch_near(of[2] + i * hidden / COLUMNS, hidden * sizeof(T) / COLUMNS);
   }
@@ -109,6 +110,7 @@ struct Whole {
     if (const uint8_t* p = s.next(g.matrices * 4)) memcpy(of, p, g.matrices * 4);
   }
   void near(int) const {}
+  void near(int, int) const {}
   void warm(int) const {}
 };
 
@@ -215,6 +217,9 @@ struct Blocks : Spec {
   }
   FT_INLINE_MEMBER void near(int i) const {
     Spec::parts([&](auto& part) { part.near(i); });
+  }
+  FT_INLINE_MEMBER void near(int m, int i) const {
+    Spec::parts([&](auto& part) { part.near(m, i); });
   }
   FT_INLINE_MEMBER void warm(int i) const {
     Spec::parts([&](auto& part) { part.warm(i); });

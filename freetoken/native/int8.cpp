@@ -39,12 +39,42 @@
 
 namespace FT_NS {
 
+#if defined(FT_AVX512)
+template <int HIGH>
+FT_INLINE I unpacked8(I a, I b) { return HIGH ? _mm512_unpackhi_epi8(a, b) : _mm512_unpacklo_epi8(a, b); }
+template <int HIGH>
+FT_INLINE I unpacked16(I a, I b) { return HIGH ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b); }
+// 128 bits l of vector v go to 128 bits v of vector l.
+FT_INLINE void turn_lanes(I (&t)[4]) {
+  const I x = _mm512_shuffle_i64x2(t[0], t[1], 0x44), y = _mm512_shuffle_i64x2(t[2], t[3], 0x44);
+  const I z = _mm512_shuffle_i64x2(t[0], t[1], 0xEE), w = _mm512_shuffle_i64x2(t[2], t[3], 0xEE);
+  t[0] = _mm512_shuffle_i64x2(x, y, 0x88);
+  t[1] = _mm512_shuffle_i64x2(x, y, 0xDD);
+  t[2] = _mm512_shuffle_i64x2(z, w, 0x88);
+  t[3] = _mm512_shuffle_i64x2(z, w, 0xDD);
+}
+#elif defined(FT_AVX2)
+template <int HIGH>
+FT_INLINE I unpacked8(I a, I b) { return HIGH ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b); }
+template <int HIGH>
+FT_INLINE I unpacked16(I a, I b) { return HIGH ? _mm256_unpackhi_epi16(a, b) : _mm256_unpacklo_epi16(a, b); }
+// 128 bits l of vector v go to place 4 l + v of eight.
+FT_INLINE void turn_lanes(I (&t)[4]) {
+  const I a = t[0], b = t[1], c = t[2], d = t[3];
+  t[0] = _mm256_permute2x128_si256(a, b, 0x20);
+  t[1] = _mm256_permute2x128_si256(c, d, 0x20);
+  t[2] = _mm256_permute2x128_si256(a, b, 0x31);
+  t[3] = _mm256_permute2x128_si256(c, d, 0x31);
+}
+#endif
+
 // Codes plus 128, in the order in which they lie.
 struct Int8Q8_0 {
   static constexpr int SPAN = 32, D = 0, LEAST = 128;
-  static constexpr bool OFFSET = false, WIDE = true;
+  static constexpr bool OFFSET = false, WIDE = true, FAR = false;
   static constexpr float UNIT = 1;
-  static constexpr int LINE = 256, WIDTH = W == 16 ? 64 : STEP;
+  static constexpr int LINE = 256, WIDTH = W == 16 ? 64 : STEP, PASSES = 8;
+  static constexpr int TURNED = W == 1 ? 0 : 4;  // vectors that are summed in another order
   static constexpr int32_t TOPS = (int32_t)0x80808080;
   Q8_0 tile;
   int64_t hidden;
@@ -64,77 +94,76 @@ struct Int8Q8_0 {
     }
   }
   FT_INLINE_MEMBER const uint8_t* codes(int m, int i) const { return tile.codes[m] + i * hidden; }
-  FT_INLINE_MEMBER void near(int i) const { tile.near(i); }
+  FT_INLINE_MEMBER void near(int m, int i) const { tile.near(m, i); }
   FT_INLINE_MEMBER E8 steps(const EightAt<32>& at) const { return at(tile.scale); }
   FT_INLINE_MEMBER E8 offsets(const EightAt<32>&) const { return E8{}; }
   FT_INLINE_MEMBER F down_step(int i, int h) const { return lanes(tile.scale.down(i, h)); }
   FT_INLINE_MEMBER F down_offset(int, int) const { return zero(); }
 
-  // Four columns at h, a dword each.
-  FT_INLINE_MEMBER I four(int i, int h) const {
-    const uint8_t* p = tile.codes[2] + i * hidden + h;
+  // Column c and those 8, 16 and 24 further at h, a dword each: four runs of memory, which eight passes walk.
+  FT_INLINE_MEMBER const uint8_t* run(int i, int c, int h) const { return tile.codes[2] + (i + c) * hidden + h; }
+  FT_INLINE_MEMBER I four(int i, int c, int h) const {
+    const uint8_t* p = run(i, c, h);
+    const int64_t apart = 8 * hidden;
 #if defined(FT_AVX512)
     __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)p));
-    v = _mm512_mask_broadcast_i32x4(v, 0x00F0, _mm_loadu_si128((const __m128i*)(p + hidden)));
-    v = _mm512_mask_broadcast_i32x4(v, 0x0F00, _mm_loadu_si128((const __m128i*)(p + 2 * hidden)));
-    v = _mm512_mask_broadcast_i32x4(v, 0xF000, _mm_loadu_si128((const __m128i*)(p + 3 * hidden)));
+    v = _mm512_mask_broadcast_i32x4(v, 0x00F0, _mm_loadu_si128((const __m128i*)(p + apart)));
+    v = _mm512_mask_broadcast_i32x4(v, 0x0F00, _mm_loadu_si128((const __m128i*)(p + 2 * apart)));
+    v = _mm512_mask_broadcast_i32x4(v, 0xF000, _mm_loadu_si128((const __m128i*)(p + 3 * apart)));
     v = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), v);
     const __m128i turned = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(turned));
 #elif defined(FT_AVX2)
-    const __m128i a = _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)p), _mm_loadl_epi64((const __m128i*)(p + hidden)));
-    const __m128i b = _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)(p + 2 * hidden)),
-                                        _mm_loadl_epi64((const __m128i*)(p + 3 * hidden)));
+    const __m128i a = _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)p), _mm_loadl_epi64((const __m128i*)(p + apart)));
+    const __m128i b = _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)(p + 2 * apart)),
+                                        _mm_loadl_epi64((const __m128i*)(p + 3 * apart)));
     return _mm256_set_m128i(_mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(a, b));
 #else
-    return (I)p[0] | (I)p[hidden] << 8 | (I)p[2 * hidden] << 16 | (I)p[3 * hidden] << 24;
+    return (I)p[0] | (I)p[apart] << 8 | (I)p[2 * apart] << 16 | (I)p[3 * apart] << 24;
 #endif
   }
   template <class Each>
   FT_INLINE_MEMBER void columns(int i, int h, Each each) const {
-    for (int j = 0; j < 32; j += 4) each(j / 4, flip(four(i + j, h), TOPS));
+    for (int c = 0; c < 8; c++) each(c, flip(four(i, c, h), TOPS));
   }
-  // Columns lie a row of H bytes apart, so that many of them meet in few places of the nearest cache: each line is
-  // read once, whole.
+  // Four columns; TURNED vectors hold 16 lanes of them in each 128 bits, four of which go to each sum.
   template <int N>
-  FT_INLINE_MEMBER void span(int i, int h, const Row8& mid, I (&sum)[N]) const {
-#if defined(FT_AVX512)
-    if constexpr (N == 4) {
-      I turned[4];  // lane 4 l + j of vector q is h + 16 l + 4 q + j
-      for (int q = 0; q < 4; q++) turned[q] = sum[q];
-      for (int j = 0; j < 32; j += 4) {
-        const uint8_t* p = tile.codes[2] + (i + j) * hidden + h;
-        const I a = flip(dwords_of(p), TOPS), b = flip(dwords_of(p + hidden), TOPS);
-        const I c = flip(dwords_of(p + 2 * hidden), TOPS), d = flip(dwords_of(p + 3 * hidden), TOPS);
-        const I low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
-        const I low2 = _mm512_unpacklo_epi8(c, d), high2 = _mm512_unpackhi_epi8(c, d);
-        const I m = same(mid.dword((i + j) / 4));
-        turned[0] = dot4<true>(turned[0], _mm512_unpacklo_epi16(low, low2), m);
-        turned[1] = dot4<true>(turned[1], _mm512_unpackhi_epi16(low, low2), m);
-        turned[2] = dot4<true>(turned[2], _mm512_unpacklo_epi16(high, high2), m);
-        turned[3] = dot4<true>(turned[3], _mm512_unpackhi_epi16(high, high2), m);
-      }
-      const I x = _mm512_shuffle_i64x2(turned[0], turned[1], 0x44), y = _mm512_shuffle_i64x2(turned[2], turned[3], 0x44);
-      const I z = _mm512_shuffle_i64x2(turned[0], turned[1], 0xEE), w = _mm512_shuffle_i64x2(turned[2], turned[3], 0xEE);
-      sum[0] = _mm512_shuffle_i64x2(x, y, 0x88);
-      sum[1] = _mm512_shuffle_i64x2(x, y, 0xDD);
-      sum[2] = _mm512_shuffle_i64x2(z, w, 0x88);
-      sum[3] = _mm512_shuffle_i64x2(z, w, 0xDD);
+  FT_INLINE_MEMBER void span(int i, int pass, int h, const Row8& mid, I (&sum)[N]) const {
+    const I m = same(mid.dword(i / 4 + pass));
+#if defined(FT_AVX512) || defined(FT_AVX2)
+    if constexpr (N == TURNED) {
+      const uint8_t* p = run(i, pass, h);
+      const int64_t apart = 8 * hidden;
+      const I a = flip(dwords_of(p), TOPS), b = flip(dwords_of(p + apart), TOPS);
+      const I c = flip(dwords_of(p + 2 * apart), TOPS), d = flip(dwords_of(p + 3 * apart), TOPS);
+      const I low = unpacked8<0>(a, b), high = unpacked8<1>(a, b), low2 = unpacked8<0>(c, d), high2 = unpacked8<1>(c, d);
+      sum[0] = dot4<true>(sum[0], unpacked16<0>(low, low2), m);
+      sum[1] = dot4<true>(sum[1], unpacked16<1>(low, low2), m);
+      sum[2] = dot4<true>(sum[2], unpacked16<0>(high, high2), m);
+      sum[3] = dot4<true>(sum[3], unpacked16<1>(high, high2), m);
       return;
     }
 #endif
-    for (int v = 0; v < N; v++)
-      columns(i, h + v * W, [&](int dword, I w) FT_LAMBDA { sum[v] = dot4<true>(sum[v], w, same(mid.dword(i / 4 + dword))); });
+    for (int v = 0; v < N; v++) sum[v] = dot4<true>(sum[v], flip(four(i, pass, h + v * W), TOPS), m);
+  }
+  template <int N>
+  FT_INLINE void settle([[maybe_unused]] I (&sum)[N]) {
+#if defined(FT_AVX512) || defined(FT_AVX2)
+    if constexpr (N == TURNED) turn_lanes(sum);
+#endif
+  }
+  FT_INLINE_MEMBER void ahead(int i, int pass, int h) const {
+    if (h % 64) return;
+    const int64_t at = pass * hidden + h + NEAR;
+    const uint8_t* p = tile.codes[2] + (i + (at < 8 * hidden ? 0 : 24)) * hidden + at - NEAR;
+    for (int r = 0; r < 4; r++) prefetch_walk<false>(p + 8 * r * hidden, 64);
   }
   void prefetch(int i1, int count, int64_t h) const { prefetch_next(tile.codes[2], hidden, i1, count * STEP, h); }
 
-  void warm(int i) const {
-    prefetch_next(tile.codes[2], hidden, i, hidden, 0);
-    tile.warm(i);
-  }
-
   static void place_row(const int8_t* q, uint8_t* row, int64_t block) { memcpy(row + 32 * block, q, 32); }
-  static void place_middle(const int8_t* q, uint8_t* row, int64_t block) { place_row(q, row, block); }
+  static void place_middle(const int8_t* q, uint8_t* row, int64_t block) {
+    for (int c = 0; c < 32; c++) row[32 * block + c] = (uint8_t)q[c % 4 * 8 + c / 4];
+  }
 };
 
 }  // namespace FT_NS

@@ -120,6 +120,9 @@ FT_INLINE Bytes apart(const Bytes& b) {
 FT_INLINE E8 fused(E8 a, E8 b, E8 c) { return _mm256_fmadd_ps(a, b, c); }
 FT_INLINE F fused_lanes(F a, F b, F c) { return fma(a, b, c); }
 FT_INLINE E8 all8(float v) { return _mm256_set1_ps(v); }
+template <class T>
+FT_INLINE E8 eight_times(T v) { return all8(number(v)); }
+FT_INLINE E8 eight_times(Half v) { return _mm256_cvtph_ps(_mm_set1_epi16((short)v.bits)); }
 FT_INLINE E8 floats(T8 v) { return _mm256_cvtepi32_ps((__m256i)v); }
 FT_INLINE E8 load8(const float* p) { return _mm256_loadu_ps(p); }
 FT_INLINE T8 load8(const int32_t* p) { return (T8)_mm256_loadu_si256((const __m256i*)p); }
@@ -152,6 +155,8 @@ FT_INLINE float tree(E8 v) {
 #else
 FT_INLINE F fused_lanes(F a, F b, F c) { return __builtin_fmaf(a, b, c); }
 FT_INLINE E8 all8(float v) { return E8{v, v, v, v, v, v, v, v}; }
+template <class T>
+FT_INLINE E8 eight_times(T v) { return all8(number(v)); }
 FT_INLINE E8 fused(E8 a, E8 b, E8 c) {
   for (int i = 0; i < 8; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
@@ -187,7 +192,7 @@ struct EightAt {
   int64_t k, n;
   template <class T, int C>
   FT_INLINE_MEMBER E8 operator()(const Part<T, C>& p) const {
-    if constexpr (C >= 8 * SPAN) return all8(number(*p.row(m, i, k)));
+    if constexpr (C >= 8 * SPAN) return eight_times(*p.row(m, i, k));
     else {
       constexpr int TIMES = C / SPAN;
       if (TIMES == 1 && n >= 8 * SPAN) return eight(p.row(m, i, k));
@@ -327,8 +332,38 @@ template <int D>
 FT_INLINE Totals<16, D> totals16(const Bytes (&v)[4]) { return totals_of<16, D>(v); }
 #endif
 
-template <int SPAN, int D>
-FT_INLINE Totals<SPAN, D> totals(const Bytes (&v)[4]) {
+#if defined(FT_AVX512) && defined(FT_BF16_DOT)
+// Half a vector at a time both halves meet in one sum, which spares adding them up: a fifth of the work.
+FT_INLINE __m256i folded(I codes, const uint8_t* x) {
+  const __m256i* q = (const __m256i*)x;
+  const __m256i low = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm512_castsi512_si256(codes), _mm256_loadu_si256(q));
+  return _mm256_dpbusd_epi32(low, _mm512_extracti64x4_epi64(codes, 1), _mm256_loadu_si256(q + 1));
+}
+FT_INLINE __m256i pairs(__m256i a, __m256i b) {
+  const __m256 x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
+  return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xDD)));
+}
+template <int D>
+FT_INLINE Totals<32, D> folded_sums(const Bytes (&codes)[4], const uint8_t* x) {
+  const __m256i a = pairs(folded(codes[0].v[0], x), folded(codes[1].v[0], x + 64));
+  const __m256i b = pairs(folded(codes[2].v[0], x + 128), folded(codes[3].v[0], x + 192));
+  const __m256i all = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+  if (D == 2) return {{(T8)_mm256_shuffle_epi32(all, 0xD8)}};
+  return {{(T8)_mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7))}};
+}
+#endif
+
+// Of 256 codes times 256 bytes of x.
+template <int SPAN, int D, bool WIDE>
+FT_INLINE Totals<SPAN, D> block_sums(const Bytes (&codes)[4], const uint8_t* x) {
+#if defined(FT_AVX512) && defined(FT_BF16_DOT)
+  if constexpr (SPAN == 32 && D > 0) return folded_sums<D>(codes, x);
+#endif
+  Bytes v[4];
+  for (int p = 0; p < 4; p++) {
+    const Bytes q = load64(x + 64 * p);
+    for (int j = 0; j < N64; j++) v[p].v[j] = dot4<WIDE>(same(0), codes[p].v[j], q.v[j]);
+  }
   if constexpr (SPAN == 32) return totals32<D>(v);
   else return totals16<D>(v);
 }

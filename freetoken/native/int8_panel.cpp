@@ -16,11 +16,17 @@ constexpr int MANY = 2;
 
 // 32 numbers as signed bytes; returns d. NaN and infinity make d NaN; what is too small for a quotient is zero.
 FT_INLINE float quantise(const float* x, int8_t* q) {
+#if defined(FT_AVX512)
+  const __m512i a = _mm512_castps_si512(load(x)), b = _mm512_castps_si512(load(x + 16));
+  const __m512i one = _mm512_set1_epi32(0x7FFFFFFF);
+  const uint32_t most = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(a, one), _mm512_and_si512(b, one)));
+#else
   uint32_t most = 0;
   for (int i = 0; i < 32; i++) {
     const uint32_t bits = float_to_bits(x[i]) & 0x7FFFFFFFu;
     most = bits > most ? bits : most;
   }
+#endif
   const float largest = bits_to_float(most);
   if (most >= 0x7F800000u || largest < 1e-36f) {
     memset(q, 0, 32);
@@ -41,6 +47,20 @@ FT_INLINE float quantise(const float* x, int8_t* q) {
   return largest / 127.0f;
 }
 
+// Sums of 16 bytes each.
+FT_INLINE void sum_halves(const int8_t* q, int32_t (&sums)[2]) {
+#if defined(FT_AVX512) || defined(FT_AVX2)  // as unsigned bytes, 128 too large each
+  const __m256i bytes = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)q), _mm256_set1_epi8((char)0x80));
+  const __m256i eights = _mm256_sad_epu8(bytes, _mm256_setzero_si256());
+  const __m128i low = _mm256_castsi256_si128(eights), high = _mm256_extracti128_si256(eights, 1);
+  sums[0] = _mm_cvtsi128_si32(low) + _mm_extract_epi32(low, 2) - 16 * 128;
+  sums[1] = _mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2) - 16 * 128;
+#else
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < 32; i++) sums[i / 16] += q[i];
+#endif
+}
+
 void quantise_row(const float* x, int64_t width, int64_t padded, uint8_t* at, const Rules& rules) {
   const int span = rules.span;
   memset(at, 0, x8_bytes(padded, span));
@@ -53,9 +73,10 @@ void quantise_row(const float* x, int64_t width, int64_t padded, uint8_t* at, co
     if (width - k < 32) memcpy(last, x + k, (width - k) * sizeof(float));
     const float unit = quantise(width - k < 32 ? last : x + k, q);
     rules.place(q, at, k / 32);
+    int32_t halves[2];
+    sum_halves(q, halves);
     for (int b = 0; b < 32; b += span) {
-      int32_t sum = 0;
-      for (int i = b; i < b + span; i++) sum += q[i];
+      const int32_t sum = span == 32 ? halves[0] + halves[1] : halves[b / 16];
       const int64_t s = (k + b) / span;
       d[s] = unit * rules.unit;
       less[s] = rules.least * sum;

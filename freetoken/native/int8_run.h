@@ -4,14 +4,18 @@
 //   Int8(const Shape&, const uint8_t*)       a view of the tile
 //   bytes(m, i, k, n, v)                     256 codes of row i of matrix m at k, of which n are left, as four vectors
 //   steps(at), offsets(at)                   eight spans' (EightAt)
-//   LINE, codes(m, i)                        bytes of 256 codes; where row i begins
-//   near(i), warm(i)                         prefetch scales of row i; column i of down
+//   LINE, codes(m, i), FAR                   bytes of 256 codes; where row i begins; how a walk prefetches
+//   near(m, i)                               prefetches the scales of row i of matrix m
 //   place_row(q, row, block), place_middle   where 32 bytes of x go
-//   WIDTH, span<N>(i, h, mid, sum)           lanes of down that it likes at once; adds span i's to N vectors at h
+//   WIDTH, PASSES                            lanes of down that it likes at once; walks along H that a span takes
+//   span<N>(i, pass, h, mid, sum)            adds a pass of span i to N vectors at h, in an order of its own, which
+//   settle<N>(sum)                           undoes after the last
+//   ahead(i, pass, h)                        prefetches what that walk needs later
 //   columns(i, h, each)                      each(dword of the middle, W lanes at h of its four codes) of span i
 //   down_step(i, h), down_offset(i, h)       W lanes
 //
-// One row of x walks rows of weights as they lie; from PANEL rows on, 16 rows of weights become a panel first, in
+// One row of x walks rows of weights as they lie, gate's and then up's, and down along H: what memory gives depends on
+// that, and on prefetches into L2 that come just before the CPU's own would. From PANEL rows on, 16 rows of weights become a panel first, in
 // which a vector holds four elements of each, so that sums stay in lanes. Both give the same bits.
 #pragma once
 #include "int8_panel.h"
@@ -19,41 +23,60 @@
 namespace FT_NS {
 
 constexpr int PANEL = 3;  // rows of x that a panel pays for
+constexpr int AT_ONCE = 32;  // rows of weights that rows of x take in turns
+
+// How a walk prefetches: into L2 just before the CPU would itself, which leaves it to its own prefetching but takes it
+// across pages, is best while memory is what a format waits for; where decoding takes as long, into L1 and farther.
+constexpr int NEAR = 2048;
+template <bool FAR>
+FT_INLINE void prefetch_walk(const uint8_t* p, int64_t num_bytes) {
+  for (int64_t b = 0; b < num_bytes; b += 64) {
+    if (FAR) FT_PREFETCH(p + b + AHEAD);
+    else __builtin_prefetch(p + b + NEAR, 0, 2);
+  }
+}
 
 // --- a few rows -------------------------------------------------------------------------------------
 
-// Two rows of weights, walked side by side.
+// Elements [k, k + 256) of row i of weights, of which n are left: their spans' sums go to eight chains.
 template <class Format>
-static FT_APART void int8_dots(const Format& f, const int (&m)[2], const int (&i)[2], int64_t width, const Row8& x,
-                               float (&out)[2]) {
-  constexpr int SPAN = Format::SPAN, N = 2, LINE = Format::LINE;
-  E8 chain[N] = {}, extra[N] = {};
-  // Neighbouring rows are one run of memory, and fetched as that; others each as they lie.
-  const bool one_run = m[0] == m[1] && i[1] == i[0] + 1;
-  const uint8_t* ahead[N];
-  for (int r = 0; r < N; r++) ahead[r] = f.codes(m[r], one_run ? i[0] : i[r]) + (one_run ? r * LINE : 0) + AHEAD;
-  for (int64_t k = 0; k < width; k += 256)
-    for (int r = 0; r < N; r++) {
-      const int64_t n = width - k;
-      Bytes v[4];
-      for (int b = 0; b < LINE; b += 64) FT_PREFETCH(ahead[r] + b);
-      ahead[r] += one_run ? N * LINE : LINE;
-      f.bytes(m[r], i[r], k, n, v);
-      for (int p = 0; p < 4; p++) {
-        const Bytes q = load64(x.q + k + 64 * p);
-        for (int j = 0; j < N64; j++) v[p].v[j] = dot4<Format::WIDE>(same(0), v[p].v[j], q.v[j]);
-      }
-      const auto sums = totals<SPAN, Format::D>(v);
-      for (int part = 0; part < 32 / SPAN; part++) {
-        const int64_t s = k / SPAN + 8 * part;
-        const EightAt<SPAN> at{m[r], i[r], k + 8 * SPAN * part, n - 8 * SPAN * part};
-        T8 sum = sums.of[part];
-        if (Format::LEAST) sum -= load8(x.less + s);
-        chain[r] = fused(floats(sum), E8(f.steps(at)) * load8(x.d + s), chain[r]);
-        if constexpr (Format::OFFSET) extra[r] = fused(E8(f.offsets(at)), load8(x.sums + s), extra[r]);
-      }
+FT_INLINE void int8_block(const Format& f, int m, int64_t i, int64_t k, int64_t n, const Row8& x, E8& chain, E8& extra) {
+  constexpr int SPAN = Format::SPAN;
+  Bytes v[4];
+  f.bytes(m, (int)i, k, n, v);
+  const auto sums = block_sums<SPAN, Format::D, Format::WIDE>(v, x.q + k);
+  for (int part = 0; part < 32 / SPAN; part++) {
+    const int64_t s = k / SPAN + 8 * part;
+    const EightAt<SPAN> at{m, (int)i, k + 8 * SPAN * part, n - 8 * SPAN * part};
+    T8 sum = sums.of[part];
+    if (Format::LEAST) sum -= load8(x.less + s);
+    chain = fused(floats(sum), E8(f.steps(at)) * load8(x.d + s), chain);
+    if constexpr (Format::OFFSET) extra = fused(E8(f.offsets(at)), load8(x.sums + s), extra);
+  }
+}
+// The last elements of a row, fewer than 256.
+template <class Format>
+static FT_APART void int8_rest(const Format& f, int m, int64_t i, int64_t k, int64_t n, const Row8& x, E8& chain, E8& extra) {
+  int8_block(f, m, i, k, n, x, chain, extra);
+}
+
+// Rows [i, end) of matrix m times one row of x.
+template <class Format>
+static FT_APART void int8_dots(const Format& f, int m, int64_t i, int64_t end, int64_t width, const Row8& at, float* out) {
+  constexpr int LINE = Format::LINE;
+  const Row8 x = at;
+  const int64_t whole = width / 256 * 256;
+  for (; i < end; i++) {
+    E8 chain{}, extra{};
+    const uint8_t* codes = f.codes(m, (int)i);
+    f.near(m, (int)i + SCALES_AHEAD);
+    for (int64_t k = 0; k < whole; k += 256, codes += LINE) {
+      prefetch_walk<Format::FAR>(codes, LINE);
+      int8_block(f, m, i, k, 256, x, chain, extra);
     }
-  for (int r = 0; r < N; r++) out[r] = tree(Format::OFFSET ? chain[r] + extra[r] : chain[r]);
+    if (whole < width) int8_rest(f, m, i, whole, width - whole, x, chain, extra);
+    *out++ = tree(Format::OFFSET ? chain + extra : chain);
+  }
 }
 
 // --- many rows --------------------------------------------------------------------------------------
@@ -131,34 +154,56 @@ static void int8_gate_up(const Format& f, int w, int64_t h, int num_rows, const 
         make_panel(f, m, i, h, p);
         panel_dots<Format::SPAN, Format::D, Format::WIDE>(p, {x, xs, num_rows}, (m ? u : g) + i, gs);
       }
-  for (; i < w; i++) {
-    f.near(i + SCALES_AHEAD);
-    if (i >= w - 32) f.warm(i - (w < 32 ? 0 : w - 32));  // down's first columns, which nothing else would prefetch
-    for (int r = 0; r < num_rows; r++) {
-      float out[2];
-      int8_dots(f, {0, 1}, {i, i}, h, x8_row(x + r * xs, padded, Format::SPAN), out);
-      g[r * gs + i] = out[0];
-      u[r * gs + i] = out[1];
+  for (int m = 0; m < 2; m++) {
+    if (m == 0)
+      for (int n = i; n < SCALES_AHEAD; n++) f.near(0, n);
+    for (int at = i; at < w; at += AT_ONCE) {
+      const int end = at + AT_ONCE < w ? at + AT_ONCE : w;
+      for (int r = 0; r < num_rows; r++)
+        int8_dots(f, m, at, end, h, x8_row(x + r * xs, padded, Format::SPAN), (m ? u : g) + r * gs + at);
     }
   }
 }
 
-// Columns [i0, i1) of down at N vectors from h on: few rows of x straight from the codes.
+// A pass of span i of down at N vectors from h on; the last one brings the sums to `out`.
 template <class Format, int N>
-FT_INLINE void int8_columns(const Format& f, int i0, int i1, int h, const Row8& mid, float* out, bool fresh) {
-  constexpr int SPAN = Format::SPAN;
-  F acc[N];
-  for (int v = 0; v < N; v++) acc[v] = fresh ? zero() : load(out + v * W);
-  for (int i = i0; i < i1; i += SPAN) {
-    I sum[N];
-    for (int v = 0; v < N; v++) sum[v] = same(-mid.less[i / SPAN]);
-    f.template span<N>(i, h, mid, sum);
-    const F unit = set1(mid.d[i / SPAN]);
-    for (int v = 0; v < N; v++) acc[v] = fused_lanes(signed_floats(sum[v]), mul(f.down_step(i, h + v * W), unit), acc[v]);
-    if constexpr (Format::OFFSET)
-      for (int v = 0; v < N; v++) acc[v] = fused_lanes(f.down_offset(i, h + v * W), set1(mid.sums[i / SPAN]), acc[v]);
+FT_INLINE void int8_lanes(const Format& f, int i, int pass, int h, const Row8& mid, float* out, bool fresh, int32_t* sums) {
+  const int s = i / Format::SPAN;
+  I sum[N];
+  for (int v = 0; v < N; v++) {
+    if (pass > 0) memcpy(&sum[v], sums + h + v * W, sizeof(I));
+    else sum[v] = same(-mid.less[s]);
   }
-  for (int v = 0; v < N; v++) store(out + v * W, acc[v]);
+  f.template span<N>(i, pass, h, mid, sum);
+  if (pass + 1 < Format::PASSES) {
+    for (int v = 0; v < N; v++) memcpy(sums + h + v * W, &sum[v], sizeof(I));
+    return;
+  }
+  f.template settle<N>(sum);
+  const F unit = set1(mid.d[s]);
+  for (int v = 0; v < N; v++) {
+    float* to = out + h + v * W;
+    F acc = fused_lanes(signed_floats(sum[v]), mul(f.down_step(i, h + v * W), unit), fresh ? zero() : load(to));
+    if constexpr (Format::OFFSET) acc = fused_lanes(f.down_offset(i, h + v * W), set1(mid.sums[s]), acc);
+    store(to, acc);
+  }
+}
+
+// Down of one row of x. sums: room for a row of them.
+template <class Format>
+static FT_APART void int8_columns(const Format& f, int w, int h_size, const Row8& at, float* out, bool first, int32_t* sums) {
+  const Row8 mid = at;
+  for (int i = 0; i < w; i += Format::SPAN) {
+    const bool fresh = first && i == 0;
+    for (int pass = 0; pass < Format::PASSES; pass++) {
+      int h = 0;
+      for (; h + Format::WIDTH <= h_size; h += Format::WIDTH) {
+        f.ahead(i, pass, h);
+        int8_lanes<Format, Format::WIDTH / W>(f, i, pass, h, mid, out, fresh, sums);
+      }
+      for (; h < h_size; h += STEP) int8_lanes<Format, V>(f, i, pass, h, mid, out, fresh, sums);
+    }
+  }
 }
 
 // Many rows: the codes become a strip of W lanes first.
@@ -179,24 +224,20 @@ FT_INLINE void int8_strip(const Format& f, int i0, int i1, int h, const Octets& 
   }
 }
 
+// sums: room for a row of them.
 template <class Format>
 static void int8_down(const Format& f, int w, int h_size, const Octets& mid, float* out, int64_t os, bool first,
-                      bool more) {
+                      bool more, int32_t* sums) {
   const int64_t padded = (int64_t)ft_align(w, 64);
-  const bool few = mid.num_rows < PANEL;
-  const int most = few ? 32 : STRIP, group = w < most ? w : most;
-  for (int i = 0; i < w; i += group) {
+  for (int r = 0; mid.num_rows < PANEL && r < mid.num_rows; r++)
+    int8_columns(f, w, h_size, x8_row(mid.rows + r * mid.stride, padded, Format::SPAN), out + r * os, first, sums);
+  const int group = w < STRIP ? w : STRIP;
+  for (int i = 0; mid.num_rows >= PANEL && i < w; i += group) {
     const int end = i + group < w ? i + group : w;
     const bool fresh = first && i == 0, ahead = end < w || more;
-    for (int h = 0, step; h < h_size; h += step) {
-      step = few && h + Format::WIDTH <= h_size ? Format::WIDTH : STEP;
-      for (int at = h; ahead && at < h + step; at += STEP) f.prefetch(end, end - i, at);
-      if (!few) int8_strip(f, i, end, h, mid, padded, out + h, os, fresh);
-      for (int r = 0; few && r < mid.num_rows; r++) {
-        const Row8 row = x8_row(mid.rows + r * mid.stride, padded, Format::SPAN);
-        if (step == STEP) int8_columns<Format, V>(f, i, end, h, row, out + r * os + h, fresh);
-        else int8_columns<Format, Format::WIDTH / W>(f, i, end, h, row, out + r * os + h, fresh);
-      }
+    for (int h = 0; h < h_size; h += STEP) {
+      if (ahead) f.prefetch(end, end - i, h);
+      int8_strip(f, i, end, h, mid, padded, out + h, os, fresh);
     }
   }
 }
@@ -228,7 +269,6 @@ static void int8_tiles(const TileJob& job) {
   for (int t = job.first; t < job.last; t++) {
     const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
     const Format f(Shape(l), tile);
-    for (int i = 0; i < SCALES_AHEAD; i++) f.near(i);
     int8_gate_up(f, w, h, rows, x, xs, g, u, gs, panel);
     if (l.bias_offset) {
       add_bias(g, gs, tile + l.bias_offset, w, rows);
@@ -237,7 +277,7 @@ static void int8_tiles(const TileJob& job) {
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     for (int r = 0; r < rows; r++)
       quantise_row(g + r * gs, w, (int64_t)ft_align(w, 64), mid + r * ms, MIDDLE<Format>);
-    int8_down(f, w, h, {mid, ms, rows}, sums, os, t == job.first, t + 1 < job.last);
+    int8_down(f, w, h, {mid, ms, rows}, sums, os, t == job.first, t + 1 < job.last, (int32_t*)panel);
   }
   for (int r = 0; r < rows; r++) memcpy(job.out + (int64_t)r * h, sums + r * os, h * sizeof(float));
   if (l.bias_offset && job.first == 0) add_bias(job.out, h, job.record, h, rows);
@@ -273,15 +313,13 @@ static void int8_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8
         put_sums(job, r, i, count, sums);
       }
     }
-  for (; i < last; i += 2) {
-    const int next = (int)(i + 1 < last ? i + 1 : i), rows[2] = {(int)i, next};
-    f.near((int)(i + SCALES_AHEAD));
-    f.near((int)(i + 1 + SCALES_AHEAD));
+  for (int n = 0; i < last && n < SCALES_AHEAD; n++) f.near(0, (int)i + n);
+  for (; i < last; i += AT_ONCE) {
+    const int64_t end = i + AT_ONCE < last ? i + AT_ONCE : last;
     for (int64_t r = 0; r < job.rows; r++) {
-      float out[2];
-      int8_dots(f, {0, 0}, rows, job.k, x8_row(x + r * xs, padded, Format::SPAN), out);
-      put_number(job, r, i, out[0]);
-      if (next > i) put_number(job, r, next, out[1]);
+      float sums[AT_ONCE];
+      int8_dots(f, 0, i, end, job.k, x8_row(x + r * xs, padded, Format::SPAN), sums);
+      for (int64_t n = i; n < end; n++) put_number(job, r, n, sums[n - i]);
     }
   }
 }
@@ -312,9 +350,9 @@ struct Int8Blocks {
   static constexpr int SPAN = Spec::SPAN, LOW = Spec::LOW, HIGH = Spec::HIGH, D = 8 / LOW;
   static constexpr Levels<Spec> L{};
   static constexpr int LEAST = L.least;
-  static constexpr bool OFFSET = Spec::OFFSET, WIDE = LEAST > 64;
+  static constexpr bool OFFSET = Spec::OFFSET, WIDE = LEAST > 64, FAR = true;
   static constexpr float UNIT = L.unit;
-  static constexpr int LINE = 256 * LOW / 8, WIDTH = STEP;
+  static constexpr int LINE = 256 * LOW / 8, WIDTH = STEP, PASSES = 1;
   typedef Plane<LOW> Low;
   typedef Plane<HIGH> High;
   Blocks<Spec> tile;
@@ -372,7 +410,7 @@ struct Int8Blocks {
     }
   }
   FT_INLINE_MEMBER const uint8_t* codes(int m, int i) const { return tile.low.line(m, i, 0); }
-  FT_INLINE_MEMBER void near(int i) const { tile.near(i); }
+  FT_INLINE_MEMBER void near(int m, int i) const { tile.near(m, i); }
   FT_INLINE_MEMBER E8 steps(const EightAt<SPAN>& at) const { return tile.step(at); }
   FT_INLINE_MEMBER E8 offsets(const EightAt<SPAN>& at) const { return tile.offset(at); }
   FT_INLINE_MEMBER F down_step(int i, int h) const { return tile.step(DownAt{i, h}); }
@@ -395,17 +433,21 @@ struct Int8Blocks {
     }
   }
   template <int N>
-  FT_INLINE_MEMBER void span(int i, int h, const Row8& mid, I (&sum)[N]) const {
+  FT_INLINE_MEMBER void span(int i, int, int h, const Row8& mid, I (&sum)[N]) const {
     for (int v = 0; v < N; v++)
       columns(i, h + v * W, [&](int dword, I w) FT_LAMBDA { sum[v] = dot4<WIDE>(sum[v], w, same(mid.dword(i / 4 + dword))); });
   }
+  template <int N>
+  FT_INLINE void settle(I (&)[N]) {}
+  // A span is a few runs of memory, walked side by side; behind each lies the next.
+  FT_INLINE_MEMBER void ahead(int i, int, int h) const {
+    constexpr int RUNS = SPAN / Low::COLUMNS;
+    const int64_t run = tile.low.hidden * 4, at = 4 * h;
+    const uint8_t* p = tile.low.column(i, 0) + at + (at + NEAR < run ? 0 : (RUNS - 1) * run);
+    for (int r = 0; r < RUNS; r++) prefetch_walk<false>(p + r * run, 4 * WIDTH);
+  }
   void prefetch(int i1, int count, int64_t h) const {
     prefetch_next(tile.low.of[2], tile.low.hidden * LOW / 8, i1, count * STEP * LOW / 8, h);
-  }
-
-  void warm(int i) const {
-    prefetch_next(tile.low.of[2], tile.low.hidden * LOW / 8, i, tile.low.hidden * LOW / 8, 0);
-    tile.warm(i);
   }
 
   // The order in which digits<Q> and columns give them.

@@ -13,14 +13,11 @@ using namespace ft;
 
 namespace {
 
-constexpr int64_t PIECE_BYTES = 64 << 10;  // of codes: small matrices have pieces for every thread
-
 // Rows [first, end) of W, some at a time.
 struct Rows : Pieces {
   Rows(const TileFormat& f, const MatrixJob& j, int64_t from, int64_t to, size_t scratch_bytes)
       : Pieces(0, scratch_bytes), format(f), job(j), first(from), end(to) {
-    const int64_t row = (int64_t)f.matrix_bytes(job.n, job.k) / job.n;
-    step = std::max<int64_t>(2, PIECE_BYTES / std::max<int64_t>(row, 1) / 2 * 2);
+    step = rows_at_once(std::max<int64_t>(1, (int64_t)f.matrix_bytes(job.n, job.k) / job.n), end - first);
     count = (end - first + step - 1) / step;
   }
   void piece(int64_t index, uint8_t* memory) override {
@@ -98,9 +95,10 @@ int ft_coded_linear(int tier, int format, int dtype, const void* x, const void* 
     return FT_OK;
   }
   const Int8Format& octets = *static_cast<const Int8Format*>(f);
-  const std::unique_ptr<uint8_t[]> rows8(new uint8_t[octets.row_bytes(k) * rows]);
-  Octets(octets, job, rows8.get()).run();
-  job.x = rows8.get();
+  const std::unique_ptr<uint8_t[]> memory(new uint8_t[octets.row_bytes(k) * rows + 64]);
+  uint8_t* rows8 = (uint8_t*)ft_align((uint64_t)memory.get(), 64);
+  Octets(octets, job, rows8).run();
+  job.x = rows8;
   Int8Product(*f, job).run();
   return FT_OK;
 }

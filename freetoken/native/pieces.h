@@ -49,14 +49,18 @@ struct Pieces : Job {
   std::vector<uint8_t> own;
 };
 
+// Rows of weights in a piece, an even number. Memory idles for half a microsecond where a piece ends: few pieces, but
+// enough that a slow thread takes less.
+inline int64_t rows_at_once(int64_t row_bytes, int64_t num_rows) {
+  constexpr int64_t LEAST = 128 << 10, MOST = 1 << 20, EACH = 16;
+  const int64_t share = row_bytes * num_rows / (EACH * Pool::instance().threads());
+  return std::max<int64_t>(2, std::clamp(share, LEAST, MOST) / std::max<int64_t>(row_bytes, 1) / 2 * 2);
+}
+
 // A dense product, cut into runs of weight rows.
 struct Linear : Pieces {
-  // Memory idles for half a microsecond where a piece ends: few pieces, but enough that a slow thread takes less.
-  static constexpr int64_t LEAST = 128 << 10, MOST = 1 << 20, EACH = 16;
   Linear(const TierKernels& t, const LinearJob& j) : Pieces(0, 0), tier(t), job(j) {
-    const int64_t row = job.k * (job.dtype == FT_F32 ? 4 : 2);
-    const int64_t share = row * job.n / (EACH * Pool::instance().threads());
-    step = std::max<int64_t>(2, std::clamp(share, LEAST, MOST) / std::max<int64_t>(row, 1) / 2 * 2);
+    step = rows_at_once(job.k * (job.dtype == FT_F32 ? 4 : 2), job.n);
     count = (job.n + step - 1) / step;
     scratch = (size_t)(job.rows * (ft_align(job.k, 256) * 9 / 8 + 64 + step) * 4 + 4096);
   }

@@ -20,6 +20,7 @@ struct Q8_0 {
     return s.at;
   }
   FT_INLINE_MEMBER void near(int i) const { scale.near(i); }
+  FT_INLINE_MEMBER void near(int m, int i) const { scale.near(m, i); }
   FT_INLINE_MEMBER void warm(int i) const { scale.warm(i); }
   const uint8_t* codes_down() const { return codes[2]; }
 
