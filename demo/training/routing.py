@@ -1,10 +1,11 @@
 # ruff: noqa: E501 - sentences and small makers read best on one line
 """Top-k routing with its losses: even over the batch, local within a sequence.
 
-Two forces act on the router. Over the whole batch, experts in much use repel tokens, so that none dies. Within a sequence,
+Three forces act on the router. Over the whole batch, experts in much use repel tokens, so that none dies. Within a sequence,
 experts that the last WINDOW tokens used more than the batch does attract, so that a small cache of experts serves well, as in
-large models. How strong the attraction must be is unknown beforehand: LocalityControl steers it by the misses that it sees.
-Both forces and the misses count what the model learns to write, since decoding is where caches matter.
+large models. That alone makes neighbours alike, too: a third force keeps a token off the experts of the one before, so that
+locality is a topic's, not a token's. How strong the two must be is unknown beforehand: LocalityControl steers them by the misses
+and the overlap that it sees. All count what the model learns to write, since decoding is where caches matter.
 """
 
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ class Routing:
 
 @dataclass
 class Figures:
-    """Per layer [L]: balance (1 if even, the more the worse), pull (probability on experts in unusual use), z, miss (share of
-    choices that no recent token made), overlap (share made by the previous token too); load [L, E]: share of tokens."""
+    """Per layer [L]: balance (1 if even, the more the worse), pull (probability on experts in unusual use), echo (probability on
+    the previous token's experts), z, miss (share of choices that no recent token made), overlap (share made by the previous token
+    too); load [L, E]: share of tokens."""
 
     balance: torch.Tensor
     pull: torch.Tensor
+    echo: torch.Tensor
     z: torch.Tensor
     miss: torch.Tensor
     overlap: torch.Tensor
@@ -63,28 +66,29 @@ def measure(p: torch.Tensor, used: torch.Tensor, z: torch.Tensor, weight: torch.
         miss = (used * (_recent(used, RECENT) == 0) * share).sum((1, 2, 3)) / k
         overlap = (used[:, :, 1:] * used[:, :, :-1] * share[:, :, 1:]).sum((1, 2, 3)) / k
     here = (p * share).sum((1, 2))
+    echo = (p[:, :, 1:] * used[:, :, :-1] * share[:, :, 1:]).sum((1, 2, 3))
     balance = experts / k * ((load * here).sum(-1) + (everywhere * p.mean((1, 2))).sum(-1)) / 2
-    return Figures(balance, (p * unusual * share).sum((1, 2, 3)), z, miss, overlap, load)
+    return Figures(balance, (p * unusual * share).sum((1, 2, 3)), echo, z, miss, overlap, load)
 
 
 class LocalityControl:
-    """One coefficient a layer for the attraction, moved so that each layer misses `target` of its choices."""
+    """Two coefficients a layer, moved until each layer misses `miss` of its choices and shares `overlap` of them with the token
+    before: of the attraction, and of the force against it. With overlap 0 the second force is off."""
 
-    def __init__(
-        self,
-        layers: int,
-        target: float,
-        device: str,
-        start: float = 0.02,
-        low: float = 1e-3,
-        high: float = 0.5,
-    ) -> None:
-        self.target, self.low, self.high = target, low, high
-        self.strength = torch.full((layers,), start, device=device)
+    def __init__(self, layers: int, miss: float, overlap: float, device: str) -> None:
+        self.miss, self.overlap = miss, overlap
+        self.strength = torch.full((layers,), 0.02, device=device)
+        self.against = torch.full((layers,), 0.02 if overlap else 0.0, device=device)
 
     def loss(self, f: Figures) -> torch.Tensor:
-        """Mean attraction over layers, weighted; then the coefficients move. Never syncs."""
-        loss = -(self.strength * f.pull).mean()
+        """Mean over layers of both forces, weighted; then the coefficients move. Never syncs."""
+        loss = (self.against * f.echo - self.strength * f.pull).mean()
         with torch.no_grad():
-            self.strength = (self.strength * (0.05 * (f.miss - self.target)).exp()).clamp(self.low, self.high)
+            self.strength = self._moved(self.strength, f.miss - self.miss)
+            if self.overlap:
+                self.against = self._moved(self.against, f.overlap - self.overlap)
         return loss
+
+    @staticmethod
+    def _moved(strength: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        return (strength * (0.05 * error).exp()).clamp(1e-3, 1.0)

@@ -114,8 +114,9 @@ class Trainer:
                 self._compile()
         named = {n: p for n, p in self.net.named_parameters() if self.phase.draft or not n.startswith("mtp.")}
         self.optimiser = Optimiser(named, CONFIG["moe_intermediate_size"])
-        self.control = LocalityControl(CONFIG["num_hidden_layers"], self.a.miss, self.device)
-        self.draft_control = LocalityControl(1, self.a.miss, self.device)
+        targets = (self.a.miss, self.a.overlap, self.device)
+        self.control = LocalityControl(CONFIG["num_hidden_layers"], *targets)
+        self.draft_control = LocalityControl(1, *targets)
 
     def _compile(self) -> None:
         torch._dynamo.config.recompile_limit = 32
@@ -283,7 +284,8 @@ class Trainer:
             result[f"{name}_least"] = round(share.min().item() * share.shape[-1], 3)
             if agree_n:
                 result[f"{name}_draft_agrees"] = round(agree / agree_n, 4)
-        result["strength"] = [round(x, 4) for x in self.control.strength.tolist()]
+        for name in ("strength", "against"):
+            result[name] = [round(x, 4) for x in getattr(self.control, name).tolist()]
         return result
 
     def save(self) -> None:
@@ -307,6 +309,7 @@ def main() -> None:
         seed=1,
         balance=0.02,
         miss=0.25,
+        overlap=0.0,
         length=0,
         rows=0,
     )

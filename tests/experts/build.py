@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from freetoken.core.interfaces import Numerics, Routing
+from freetoken.core.interfaces import ExpertBackend, Numerics, Routing
 from freetoken.core.model_config import LayerSpec, ModelConfig, MoESpec
 from freetoken.core.weights import WeightFormat
 from freetoken.experts import bank as banks
@@ -102,6 +103,31 @@ def inputs(
     x = torch.from_numpy(rng.standard_normal((rows, model.hidden_size), dtype=np.float32)).bfloat16()
     weights = torch.from_numpy(rng.random((rows, k), dtype=np.float32))
     return x, Routing(torch.from_numpy(ids.astype(np.int32)), weights)
+
+
+def drain(
+    units: Generator[None, None, Tensor], between: Callable[[int], object] | None = None
+) -> tuple[Tensor, int]:
+    """What a generator returns and how often it yielded; between() is told the number of the yield."""
+    yields = 0
+    while True:
+        try:
+            next(units)
+        except StopIteration as end:
+            return end.value, yields
+        yields += 1
+        if between is not None:
+            between(yields)
+
+
+def stream(
+    made: ExpertBackend, x: Tensor, routings: list[Routing], between: Callable[[int], object] | None = None
+) -> Tensor:
+    """A prompt's x [T, H] through each layer by itself, a routing a layer: [L, T, H]."""
+    made.begin_job(len(x))
+    outs = [drain(made.stream_layer(i, x, routing), between)[0] for i, routing in enumerate(routings)]
+    made.end_job()
+    return torch.stack(outs)
 
 
 NUMERICS = Numerics()

@@ -133,29 +133,15 @@ def test_the_host_computes_what_the_device_cant_see(name: str, rows: int, zeros:
 def test_a_prompt_streams_to_the_same_bits_whatever_is_resident(chunk: int) -> None:
     tiny = build.tiny()
     x, routing = inputs(tiny, 100, 1)
-
-    def stream(made: DeviceBackend, between) -> torch.Tensor:
-        outs = []
-        made.begin_job(100)
-        for layer in range(tiny.bank.num_layers):
-            units = made.stream_layer(layer, x, routing)
-            while True:
-                try:
-                    next(units)
-                except StopIteration as end:
-                    outs.append(end.value)
-                    break
-                between()
-        made.end_job()
-        return torch.stack(outs)
-
-    want = stream(backend(tiny, "fused", chunk=chunk), lambda: None)
+    routings = [routing] * tiny.bank.num_layers
+    want = build.stream(backend(tiny, "fused", chunk=chunk), x, routings)
     for slots in (6, 12):
         made = backend(tiny, "offload", slots, chunk)
         steps(made, tiny, 1)
-        assert torch.equal(stream(made, lambda: None), want)
+        assert torch.equal(build.stream(made, x, routings), want)
         steps(made, tiny, 1)
-        assert torch.equal(stream(made, lambda made=made: steps(made, tiny, 2, count=1)), want)
+        interrupted = build.stream(made, x, routings, lambda _, made=made: steps(made, tiny, 2, count=1))
+        assert torch.equal(interrupted, want)
 
 
 def test_what_a_prompts_last_tokens_wanted_stays_and_nothing_planned_goes() -> None:

@@ -69,25 +69,11 @@ def test_the_host_answers_for_coded_and_biased_experts() -> None:
 def test_a_prompt_over_coded_experts_is_the_plain_answer_whatever_is_resident() -> None:
     tiny = coded("mxfp4")
     x, routing = inputs(tiny, 70, 3)
-
-    def stream(made) -> torch.Tensor:
-        outs = []
-        made.begin_job(70)
-        for layer in range(tiny.bank.num_layers):
-            units = made.stream_layer(layer, x, routing)
-            while True:
-                try:
-                    next(units)
-                except StopIteration as end:
-                    outs.append(end.value)
-                    break
-        made.end_job()
-        return torch.stack(outs)
-
-    want = stream(backend(tiny, "fused"))
+    routings = [routing] * tiny.bank.num_layers
+    want = build.stream(backend(tiny, "fused"), x, routings)
     made = backend(tiny, "offload", 9)
     steps(made, tiny, 1, 2)
-    assert torch.equal(stream(made), want)
+    assert torch.equal(build.stream(made, x, routings), want)
     setup = ExpertSetup(tiny.config, tiny.bank, CpuDevice(), Numerics(), native=False)
     plain = choices.load("freetoken.experts.backends", "fused").create(setup)
     for layer in range(tiny.bank.num_layers):

@@ -20,18 +20,8 @@ from .test_device import backend, inputs, steps
 MODEL = build.config(layers=3, experts=16)
 
 
-def stream(made: DeviceBackend, tiny: build.Tiny, routings: list[Routing], between=lambda: None) -> None:
-    x = inputs(tiny, len(routings[0].ids), 5)[0]
-    made.begin_job(len(x))
-    for layer, routing in enumerate(routings):
-        units = made.stream_layer(layer, x, routing)
-        while True:
-            try:
-                next(units)
-            except StopIteration:
-                break
-            between()
-    made.end_job()
+def stream(made: DeviceBackend, tiny: build.Tiny, routings: list[Routing], between=None) -> None:
+    build.stream(made, inputs(tiny, len(routings[0].ids), 5)[0], routings, between)
 
 
 def prompt(tiny: build.Tiny, rows: int, seed: int, among: int) -> list[Routing]:
@@ -146,7 +136,7 @@ def test_decoding_in_between_keeps_slots_and_names_together() -> None:
     tiny = build.tiny(MODEL)
     made = backend(tiny, "offload", 14)
     for seed in range(2):
-        stream(made, tiny, prompt(tiny, 70, seed, 6), lambda: steps(made, tiny, 2, 1))
+        stream(made, tiny, prompt(tiny, 70, seed, 6), lambda _: steps(made, tiny, 2, 1))
         consistent(made, tiny)
 
 

@@ -13,7 +13,7 @@ from freetoken.devices.cpu import CpuDevice
 from freetoken.devices.sim import SimDevice
 from freetoken.experts.policies.lru import POLICY as Lru
 from freetoken.experts.setup import ExpertSetup
-from tests.experts.build import EXACT, NUMERICS, config, inputs, tiny
+from tests.experts.build import EXACT, NUMERICS, config, drain, inputs, tiny
 
 MODEL = config(3, 12, 3, 48, 64)
 SLOW = preset("4060-laptop")
@@ -250,13 +250,7 @@ def compare_placements(data):
             for a in range(0, rows, cut):
                 part = type(routing)(routing.ids[a : a + cut], routing.weights[a : a + cut])
                 want.append(made.reference(layer, x[a : a + cut], part))
-            stream = backend.stream_layer(layer, x, routing)
-            while True:
-                try:
-                    next(stream)
-                except StopIteration as end:
-                    assert torch.equal(end.value, torch.cat(want))
-                    break
+            assert torch.equal(drain(backend.stream_layer(layer, x, routing))[0], torch.cat(want))
         backend.end_job()
     backend.slots.check()
     sums(backend)

@@ -8,22 +8,10 @@ from freetoken.core.interfaces import Routing
 from freetoken.devices.cpu import CpuDevice
 from freetoken.devices.sim import SimDevice
 from freetoken.experts.slots import RING
-from tests.experts.build import EXACT, NUMERICS, config, inputs, tiny
+from tests.experts.build import EXACT, NUMERICS, config, drain, inputs, tiny
 from tests.experts.test_resident import MACHINE, make, walk
 
 MODEL = config(3, 12, 3, 48, 64)
-
-
-def drain(generator, between=None):
-    yields = 0
-    while True:
-        try:
-            next(generator)
-        except StopIteration as end:
-            return end.value, yields
-        yields += 1
-        if between is not None:
-            between(yields)
 
 
 def chunked(made, layer, x, routing, cut, exact=False):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from freetoken.kernels import _codes as codes
 from freetoken.kernels._gate import gate_up
 from freetoken.kernels._triton import INTERPRETED, jit, tl
-from freetoken.kernels.expert_step._tiles import bias_of, find_block
+from freetoken.kernels.expert_step._tiles import bias_of, find_block, route_of, routes_of, wants
 
 if tl is not None:
     INTERPRET = tl.constexpr(INTERPRETED)
@@ -75,9 +75,8 @@ def coded_vector_rows(
             source = keep
         tile = tl.multiple_of((source + offset).to(tl.pointer_type(tl.uint8)), 16)
         row = first + tl.arange(0, SUB)
-        rank = tl.arange(0, KP)
         for token in range(0, T):
-            match = tl.load(ids + token * K + rank, mask=rank < K, other=-1) == expert
+            match = wants(ids, token, expert, K, KP)
             if tl.sum(match.to(tl.int32)) > 0:
                 g = _dots(tile, x + token * H, row, GATE, SUB, BU)
                 u = _dots(tile, x + token * H, row, UP, SUB, BU)
@@ -86,7 +85,7 @@ def coded_vector_rows(
                     u += bias_of(tile, BIAS + 4 * W, row)
                 middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty).to(tl.float32)
                 middle = tl.reshape(middle, [SUB // SPAN, SPAN])
-                route = token * K + tl.sum(tl.where(match, rank, 0))
+                route = route_of(match, token, K, KP)
                 out = partials + (route.to(tl.int64) * NT * PER + run) * H
                 for h in range(0, H, BD):
                     col = h + tl.arange(0, BD)
@@ -170,15 +169,7 @@ def coded_few_rows(
             g += bias_of(tile, BIAS, row)[None, :]
             u += bias_of(tile, BIAS + 4 * W, row)[None, :]
         middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty)
-        rank = tl.arange(0, KP)
-        theirs = tl.load(
-            ids + token[:, None] * K + rank[None, :],
-            mask=(token < T)[:, None] & (rank < K)[None, :],
-            other=-1,
-        )
-        match = theirs == expert
-        routed = tl.sum(match.to(tl.int32), 1) > 0
-        route = token * K + tl.sum(tl.where(match, rank[None, :], 0), 1)
+        routed, route = routes_of(ids, token, T, expert, K, KP)
         out = partials + (route.to(tl.int64) * NT * PER + run)[:, None] * H
         for h in range(0, H, BD):
             col = h + tl.arange(0, BD)

@@ -41,6 +41,32 @@ def find_block(
 
 
 @jit
+def wants(ids, row, expert, K: tl.constexpr, KP: tl.constexpr):
+    """bool [KP]: which of a row's routes go to an expert, one at most."""
+    rank = tl.arange(0, KP)
+    return tl.load(ids + row * K + rank, mask=rank < K, other=-1) == expert
+
+
+@jit
+def route_of(match, row, K: tl.constexpr, KP: tl.constexpr):
+    """The number of the route that `match` names."""
+    return row * K + tl.sum(tl.where(match, tl.arange(0, KP), 0))
+
+
+@jit
+def routes_of(ids, token, T, expert, K: tl.constexpr, KP: tl.constexpr):
+    """Of rows below T: which are routed to an expert, and the numbers of these routes."""
+    rank = tl.arange(0, KP)
+    theirs = tl.load(
+        ids + token[:, None] * K + rank[None, :],
+        mask=(token < T)[:, None] & (rank < K)[None, :],
+        other=-1,
+    )
+    match = theirs == expert
+    return tl.sum(match.to(tl.int32), 1) > 0, token * K + tl.sum(tl.where(match, rank[None, :], 0), 1)
+
+
+@jit
 def bias_of(tile, AT: tl.constexpr, place, COUNT: tl.constexpr = 1 << 30):
     """float32 numbers `place` of those at byte AT of a tile or record; 0 from COUNT on."""
     base = (tile + AT).to(tl.pointer_type(tl.float32))
@@ -125,7 +151,6 @@ def vector_rows(
         kept = keep != 0
         offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
         row = (run % PER) * SUB + tl.arange(0, SUB)
-        rank = tl.arange(0, KP)
         col = tl.arange(0, BD)
         down = 2 * W * H + row[:, None] * H + col[None, :]
         copy = _typed(tl.where(kept, keep, source) + offset, x.dtype.element_ty)
@@ -134,7 +159,7 @@ def vector_rows(
             if kept:
                 _bring_biases(source, keep, offset, run, (run % PER) * SUB, H, W, SUB, BIAS)
         for token in range(0, T):
-            match = tl.load(ids + token * K + rank, mask=rank < K, other=-1) == expert
+            match = wants(ids, token, expert, K, KP)
             if tl.sum(match.to(tl.int32)) > 0:
                 base = _typed(source + offset, x.dtype.element_ty)
                 g, u = _first_half(x + token * H, base, copy, kept, row, H, W, SUB, BH)
@@ -146,7 +171,7 @@ def vector_rows(
                     g += bias_of(raw + offset, BIAS, row)
                     u += bias_of(raw + offset, BIAS + 4 * W, row)
                 middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty).to(tl.float32)
-                route = token * K + tl.sum(tl.where(match, rank, 0))
+                route = route_of(match, token, K, KP)
                 out = partials + (route.to(tl.int64) * NT * PER + run) * H
                 for h in range(0, H, BD):
                     dw = next_d
@@ -235,15 +260,7 @@ def few_rows(
             g += bias_of(raw + offset, BIAS, row)[None, :]
             u += bias_of(raw + offset, BIAS + 4 * W, row)[None, :]
         middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty)
-        rank = tl.arange(0, KP)
-        theirs = tl.load(
-            ids + token[:, None] * K + rank[None, :],
-            mask=(token < T)[:, None] & (rank < K)[None, :],
-            other=-1,
-        )
-        match = theirs == expert
-        routed = tl.sum(match.to(tl.int32), 1) > 0
-        route = token * K + tl.sum(tl.where(match, rank[None, :], 0), 1)
+        routed, route = routes_of(ids, token, T, expert, K, KP)
         out = partials + (route.to(tl.int64) * NT * PER + run)[:, None] * H
         for h in tl.range(0, H, BH, num_stages=STAGES):
             inside = (h + col < H)[None, :] & (row >= 0)[:, None]
