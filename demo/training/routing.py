@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 WINDOW = 64  # tokens over which recent use attracts
+START, LEAST, MOST = 0.1, 0.01, 1.0  # of the coefficients that are steered
 RECENT = 5  # a choice misses if none of so many previous tokens used that expert in that layer
 
 
@@ -73,12 +74,14 @@ def measure(p: torch.Tensor, used: torch.Tensor, z: torch.Tensor, weight: torch.
 
 class LocalityControl:
     """Two coefficients a layer, moved until each layer misses `miss` of its choices and shares `overlap` of them with the token
-    before: of the attraction, and of the force against it. With overlap 0 the second force is off."""
+    before: of the attraction, and of the force against it. With overlap 0 the second force is off.
+
+    They start where gates alone, tuned on recorded states, began to obey, and never fall so low that climbing back takes long."""
 
     def __init__(self, layers: int, miss: float, overlap: float, device: str) -> None:
         self.miss, self.overlap = miss, overlap
-        self.strength = torch.full((layers,), 0.02, device=device)
-        self.against = torch.full((layers,), 0.02 if overlap else 0.0, device=device)
+        self.strength = torch.full((layers,), START, device=device)
+        self.against = torch.full((layers,), START if overlap else 0.0, device=device)
 
     def loss(self, f: Figures) -> torch.Tensor:
         """Mean over layers of both forces, weighted; then the coefficients move. Never syncs."""
@@ -91,4 +94,4 @@ class LocalityControl:
 
     @staticmethod
     def _moved(strength: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        return (strength * (0.05 * error).exp()).clamp(1e-3, 1.0)
+        return (strength * (0.1 * error).exp()).clamp(LEAST, MOST)

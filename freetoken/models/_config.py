@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from freetoken.core.model_config import ConfigReader, LayerSpec
+from freetoken.core.model_config import AttentionSpec, ConfigReader, LayerSpec
 from freetoken.kernels import activation
 from freetoken.layers import rope
 
@@ -57,3 +57,34 @@ def rope_facts(read: ConfigReader, partial_default: float) -> tuple[float, float
     if kind == "yarn" and not scaling.get("factor"):
         read.require(bool(scaling.get("original_max_position_embeddings")), "rope yarn needs factor")
     return float(theta), float(partial), None if kind == "default" else scaling
+
+
+def attention_spec(
+    read: ConfigReader,
+    hidden: int,
+    *,
+    head_dim: int = 0,
+    partial: float = 1.0,
+    biased: bool = False,
+    **facts: Any,
+) -> AttentionSpec:
+    """Softmax attention as configs spell it, with defaults where they are silent.
+
+    `facts` are fields of the spec that the family knows by itself; a bias among them isn't read.
+    """
+    heads = read.read("num_attention_heads", int)
+    head_dim = read.read("head_dim", int, default=head_dim or hidden // max(heads, 1))
+    theta, share, scaling = rope_facts(read, partial_default=partial)
+    if "bias" not in facts:
+        facts["bias"] = facts["out_bias"] = read.read("attention_bias", bool, default=biased)
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=read.read("num_key_value_heads", int, default=heads),
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * share),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        **facts,
+    )
+    read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
+    return spec

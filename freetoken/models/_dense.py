@@ -76,23 +76,9 @@ class DenseFamily(DecoderFamily):
         return config
 
     def _attention(self, read: ConfigReader, hidden: int) -> AttentionSpec:
-        own, heads = self.switches, read.read("num_attention_heads", int)
-        head_dim = read.read("head_dim", int, default=own.head_dim or hidden // max(heads, 1))
-        theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
-        biased = read.read("attention_bias", bool, default=False) if own.qkv_bias is None else own.qkv_bias
-        spec = AttentionSpec(
-            num_heads=heads,
-            num_kv_heads=read.read("num_key_value_heads", int, default=heads),
-            head_dim=head_dim,
-            rotary_dim=int(head_dim * partial),
-            rope_theta=theta,
-            qk_norm=own.qk_norm,
-            bias=biased,
-            out_bias=biased and own.qkv_bias is None,
-            rope_scaling=scaling,
-        )
-        read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
-        return spec
+        own = self.switches
+        known = {} if own.qkv_bias is None else {"bias": own.qkv_bias}
+        return _config.attention_spec(read, hidden, head_dim=own.head_dim or 0, qk_norm=own.qk_norm, **known)
 
     def windows(self, read: ConfigReader, layers: int) -> Sequence[int | None]:
         """Each layer's sliding window, None = all tokens. Qwen's switches; others override.

@@ -14,7 +14,6 @@ import torch
 
 from freetoken.core.model_config import (
     Activation,
-    AttentionSpec,
     ConfigReader,
     LayerSpec,
     ModelConfig,
@@ -81,27 +80,6 @@ def _layers(read: ConfigReader) -> tuple[LayerSpec, ...]:
     unknown = sorted({str(t) for t in types if t not in windows})
     read.require(not unknown, f"layer type {', '.join(unknown)} is not supported")
     return tuple(_config.softmax_layer("moe", windows.get(t)) for t in types)
-
-
-def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
-    heads = read.read("num_attention_heads", int)
-    theta, _, scaling = _config.rope_facts(read, partial_default=1.0)
-    head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
-    biased = read.read("attention_bias", bool, default=True)
-    spec = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=read.read("num_key_value_heads", int, default=heads),
-        head_dim=head_dim,
-        rotary_dim=head_dim,
-        rope_theta=theta,
-        qk_norm=False,
-        bias=biased,
-        out_bias=biased,
-        rope_scaling=scaling,
-        sinks=True,
-    )
-    read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
-    return spec
 
 
 def _moe(read: ConfigReader) -> MoESpec:
@@ -180,7 +158,7 @@ class GptOssFamily(DecoderFamily):
             dtype=_config.dtype_name(raw),
             eos_ids=_config.eos_ids(raw),
             moe=_moe(read),
-            attention=_attention(read, hidden),
+            attention=_config.attention_spec(read, hidden, biased=True, qk_norm=False, sinks=True),
         )
         read.finish()
         return config

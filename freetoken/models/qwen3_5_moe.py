@@ -11,7 +11,6 @@ from typing import Any
 
 from freetoken.core.model_config import (
     Activation,
-    AttentionSpec,
     ConfigReader,
     DeltaSpec,
     LayerSpec,
@@ -66,26 +65,6 @@ def _layer_kinds(read: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(_MIXER_OF.get(t, "full"), "moe") for t in types)
 
 
-def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
-    heads = read.read("num_attention_heads", int)
-    head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
-    theta, partial, scaling = _config.rope_facts(read, partial_default=0.25)
-    biased = read.read("attention_bias", bool, default=False)
-    spec = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=read.read("num_key_value_heads", int, default=heads),
-        head_dim=head_dim,
-        rotary_dim=int(head_dim * partial),
-        rope_theta=theta,
-        gated=read.read("attn_output_gate", bool, default=True),
-        bias=biased,
-        out_bias=biased,
-        rope_scaling=scaling,
-    )
-    read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
-    return spec
-
-
 def _delta(read: ConfigReader) -> DeltaSpec:
     spec = DeltaSpec(
         num_k_heads=read.read("linear_num_key_heads", int),
@@ -133,7 +112,9 @@ class Qwen35MoeFamily(DecoderFamily):
             dtype=_config.dtype_name(text),
             eos_ids=_config.eos_ids(text) or _config.eos_ids(raw),
             moe=moe,
-            attention=_attention(read, hidden),
+            attention=_config.attention_spec(
+                read, hidden, partial=0.25, gated=read.read("attn_output_gate", bool, default=True)
+            ),
             delta=_delta(read),
             activation=activation,
         )

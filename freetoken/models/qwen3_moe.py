@@ -7,7 +7,6 @@ from typing import Any
 
 from freetoken.core.model_config import (
     Activation,
-    AttentionSpec,
     ConfigReader,
     LayerSpec,
     ModelConfig,
@@ -56,25 +55,6 @@ def _layers(read: ConfigReader, num_experts: int) -> tuple[LayerSpec, ...]:
     return tuple(_config.softmax_layer("moe" if moe else "dense", window) for moe in sparse)
 
 
-def _attention(read: ConfigReader, hidden: int) -> AttentionSpec:
-    heads = read.read("num_attention_heads", int)
-    head_dim = read.read("head_dim", int, default=hidden // max(heads, 1))
-    theta, partial, scaling = _config.rope_facts(read, partial_default=1.0)
-    biased = read.read("attention_bias", bool, default=False)
-    spec = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=read.read("num_key_value_heads", int, default=heads),
-        head_dim=head_dim,
-        rotary_dim=int(head_dim * partial),
-        rope_theta=theta,
-        bias=biased,
-        out_bias=biased,
-        rope_scaling=scaling,
-    )
-    read.require(heads % max(spec.num_kv_heads, 1) == 0, "num_key_value_heads doesn't divide the heads")
-    return spec
-
-
 class Qwen3MoeFamily(DecoderFamily):
     model_types = ("qwen3_moe",)
     TINY = TINY
@@ -104,7 +84,7 @@ class Qwen3MoeFamily(DecoderFamily):
             dtype=_config.dtype_name(raw),
             eos_ids=_config.eos_ids(raw),
             moe=moe,
-            attention=_attention(read, hidden),
+            attention=_config.attention_spec(read, hidden),
             dense_size=read.read("intermediate_size", int) if has_dense else 0,
             activation=activation,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from frames import events_of
+
 DELTAS = {
     "text": {"text_delta": "text"},
     "thinking": {"thinking_delta": "thinking", "signature_delta": "signature"},
@@ -12,17 +14,6 @@ DELTAS = {
 }
 EMPTY = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
 REASONS = {"end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "model_context_window_exceeded"}
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    """Split frames; each names its event and carries the same type."""
-    events = []
-    for frame in text.removesuffix("\n\n").split("\n\n"):
-        first, second = frame.split("\n")
-        event = json.loads(second.removeprefix("data: "))
-        assert first == f"event: {event['type']}", frame
-        events.append(event)
-    return events
 
 
 def check(text: str) -> dict[str, Any]:

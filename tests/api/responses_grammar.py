@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from frames import events_of
+
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 HEAD = (
     "id",
@@ -18,16 +20,6 @@ HEAD = (
     "status",
 )
 COUNTS = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    events = []
-    for frame in text.removesuffix("\n\n").split("\n\n"):
-        first, second = frame.split("\n")
-        event = json.loads(second.removeprefix("data: "))
-        assert first == f"event: {event['type']}", frame
-        events.append(event)
-    return events
 
 
 def check(text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic
 import anthropic_grammar
+import frames
 import httpx
 import pytest
 from scripted_llm import finish, say, think_then_call
@@ -299,7 +300,7 @@ def test_the_model_list_reads_in_both_clients(serve):
 
 def test_a_failure_in_mid_stream_is_an_error_event(serve):
     served = serve(lambda _: [TextDelta("half"), 0.05, DeviceError("The GPU fell off.")])
-    events = anthropic_grammar.events_of(ask(served, stream=True).text)
+    events = frames.events_of(ask(served, stream=True).text)
     assert events[-1]["type"] == "error"
     assert events[-1]["error"]["type"] == "api_error"
     with (
@@ -316,7 +317,7 @@ def test_a_failure_in_mid_stream_is_an_error_event(serve):
 def test_a_silent_stream_opens_early_and_pings(serve):
     served = serve(lambda _: [0.35, *say("late")], keep_alive_s=0.1)
     text = ask(served, stream=True).text
-    kinds = [event["type"] for event in anthropic_grammar.events_of(text)]
+    kinds = [event["type"] for event in frames.events_of(text)]
     assert kinds[:2] == ["message_start", "ping"]
     assert anthropic_grammar.check(text)["content"] == [{"type": "text", "text": "late"}]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import frames
 import httpx
 import openai
 import pytest
@@ -271,7 +272,7 @@ def test_a_broken_stream_ends_as_failed(serve):
 def test_a_silent_stream_opens_early_and_says_that_it_goes_on(serve):
     served = serve(lambda _: [0.35, *say("late")], keep_alive_s=0.1)
     text = ask(served, stream=True).text
-    kinds = [event["type"] for event in responses_grammar.events_of(text)]
+    kinds = [event["type"] for event in frames.events_of(text)]
     assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
     assert responses_grammar.check(text)["output"][0]["content"][0]["text"] == "late"
     with served.client.responses.stream(model="m", input="Hi") as stream:

@@ -193,13 +193,7 @@ def test_random_traffic_gives_each_request_its_answer_alone(data):
             bench.engine.abort(victim)
             aborted.add(victim)
     bench.run()
-    for name, ids in live.items():
-        whole = expected(ids, 12)
-        if name in aborted and bench.finish(name) is FinishReason.ABORT:
-            assert bench.tokens(name) == whole[: len(bench.tokens(name))]
-        else:
-            assert bench.tokens(name) == whole
-        assert sum(o.finish is not None for o in bench.outputs[name]) == 1
+    bench.check_answers(live, aborted, 12)
     bench.check_empty()
 
 

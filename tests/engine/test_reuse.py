@@ -289,12 +289,7 @@ def test_random_conversations_give_each_request_its_answer_alone(data):
         histories += [[*live[n], *bench.tokens(n)] for n in done[-1:]]
         histories.append(ids)
     bench.run()
-    for name, ids in live.items():
-        whole = expected(ids, 12)
-        if name in aborted and bench.finish(name) is FinishReason.ABORT:
-            assert bench.tokens(name) == whole[: len(bench.tokens(name))]
-        else:
-            assert bench.tokens(name) == whole
+    bench.check_answers(live, aborted, 12)
     bench.check_empty()
 
 

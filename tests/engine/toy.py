@@ -7,6 +7,7 @@ gives another token than `expected`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from freetoken.core.machine import preset
 from freetoken.core.model_config import LayerSpec, ModelConfig, MoESpec
 from freetoken.core.options import Options
 from freetoken.core.prefix import PrefixCache
-from freetoken.core.request import Output, SamplingParams, Submit
+from freetoken.core.request import FinishReason, Output, SamplingParams, Submit
 from freetoken.devices.cpu import CpuDevice
 from freetoken.engine.budget import Sizes
 from freetoken.engine.cold import ColdTier
@@ -241,6 +242,15 @@ class Bench:
 
     def finish(self, name: str):
         return self.outputs[name][-1].finish
+
+    def check_answers(self, prompts: Mapping[str, list[int]], aborted: set[str], steps: int) -> None:
+        """Every answer is whole; of one that was cut off, the beginning is right."""
+        for name, ids in prompts.items():
+            whole, said = expected(ids, steps), self.tokens(name)
+            if name in aborted and self.finish(name) is FinishReason.ABORT:
+                whole = whole[: len(said)]
+            assert said == whole, name
+            assert sum(o.finish is not None for o in self.outputs[name]) == 1, name
 
     def check_empty(self) -> None:
         self.scheduler.check()
