@@ -234,7 +234,7 @@ def _eos_ids(path: Path, backend: tokenizers.Tokenizer) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         found = _json(path / name).get("eos_token_id")
         several = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(isinstance(i, int) for i in several):
+        if not all(isinstance(i, int) and 0 <= i < 1 << 31 for i in several):
             raise WeightsError(
                 f"{name}: eos_token_id is {found!r}, expected token ids.",
                 code="invalid_model_config",

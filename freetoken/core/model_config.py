@@ -154,7 +154,8 @@ class ConfigReader:
     """Read a JSON object key by key, with aliases, types and all faults reported at once.
 
     `read("num_experts", int, "num_local_experts")` tries the names in order. `finish()` raises one
-    WeightsError that lists every missing or ill-typed key. No number in a config is negative.
+    WeightsError that lists every missing or ill-typed key. No number in a config is negative, no whole
+    one larger than `most`: sizes are multiplied, allocated and counted up to.
     """
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
@@ -162,7 +163,9 @@ class ConfigReader:
         self.where = where
         self.faults: list[str] = []
 
-    def read(self, key: str, kind: type, *aliases: str, default: Any = _MISSING) -> Any:
+    def read(
+        self, key: str, kind: type, *aliases: str, default: Any = _MISSING, most: int = (1 << 31) - 1
+    ) -> Any:
         for name in (key, *aliases):
             value = self.raw.get(name)
             if value is None:
@@ -171,6 +174,9 @@ class ConfigReader:
                 value = float(value)
             if isinstance(value, int | float) and not 0 <= value < math.inf:
                 self.faults.append(f"{name} is {value}, expected 0 or more")
+                return kind()
+            if isinstance(value, int) and value > most:
+                self.faults.append(f"{name} is {value}, expected at most {most}")
                 return kind()
             if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
                 return value

@@ -56,13 +56,13 @@ class DenseFamily(DecoderFamily):
     def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
         read = ConfigReader(raw, "config.json")
         hidden = read.read("hidden_size", int)
-        layers = read.read("num_hidden_layers", int)
+        layers = _config.num_layers(read)
         config = ModelConfig(
             family=self.name,
             vocab_size=read.read("vocab_size", int),
             hidden_size=hidden,
             layers=tuple(_config.softmax_layer("dense", w) for w in self.windows(read, layers)),
-            max_position=read.read("max_position_embeddings", int, default=32768),
+            max_position=_config.max_position(read, 32768),
             norm_eps=read.read("rms_norm_eps", float, default=1e-6),
             tie_embeddings=read.read("tie_word_embeddings", bool, default=self.switches.ties),
             dtype=_config.dtype_name(raw),

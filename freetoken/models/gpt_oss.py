@@ -71,15 +71,13 @@ _UNSAID: Mapping[str, Any] = {
 
 
 def _layers(read: ConfigReader) -> tuple[LayerSpec, ...]:
-    count = read.read("num_hidden_layers", int)
-    types = read.read("layer_types", list, default=["sliding_attention", "full_attention"] * count)[:count]
+    count = _config.num_layers(read)
     window = read.read("sliding_window", int, default=128)
+    windows = {"sliding_attention": window, "full_attention": None}
+    types = _config.layer_types(read, windows, ["sliding_attention", "full_attention"] * count)[:count]
     read.require(len(types) == count, f"layer_types has {len(types)} entries for {count} layers")
     read.require(window > 0, "sliding_window must be positive")
-    windows = {"sliding_attention": window, "full_attention": None}
-    unknown = sorted({str(t) for t in types if t not in windows})
-    read.require(not unknown, f"layer type {', '.join(unknown)} is not supported")
-    return tuple(_config.softmax_layer("moe", windows.get(t)) for t in types)
+    return tuple(_config.softmax_layer("moe", windows[t]) for t in types)
 
 
 def _moe(read: ConfigReader) -> MoESpec:
@@ -90,7 +88,7 @@ def _moe(read: ConfigReader) -> MoESpec:
         up_offset=1.0,
     )
     moe = MoESpec(
-        num_experts=read.read("num_local_experts", int, "num_experts"),
+        num_experts=_config.num_experts(read, "num_local_experts", "num_experts"),
         top_k=read.read("num_experts_per_tok", int, "experts_per_token"),
         expert_size=read.read("intermediate_size", int),
         norm_topk=True,
@@ -152,7 +150,7 @@ class GptOssFamily(DecoderFamily):
             vocab_size=read.read("vocab_size", int),
             hidden_size=hidden,
             layers=_layers(read),
-            max_position=read.read("max_position_embeddings", int, default=131072),
+            max_position=_config.max_position(read, 131072),
             norm_eps=read.read("rms_norm_eps", float, default=1e-5),
             tie_embeddings=read.read("tie_word_embeddings", bool, default=False),
             dtype=_config.dtype_name(raw),

@@ -52,17 +52,13 @@ TINY: Mapping[str, Any] = {
 
 
 def _layer_kinds(read: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
-    types = read.read("layer_types", list, default=[])
-    if not types:
-        interval = read.read("full_attention_interval", int, default=4)
-        types = [
-            "full_attention" if (i + 1) % max(interval, 1) == 0 else "linear_attention"
-            for i in range(num_layers)
-        ]
+    interval = read.read("full_attention_interval", int, default=4)
+    regular = [
+        "full_attention" if (i + 1) % max(interval, 1) == 0 else "linear_attention" for i in range(num_layers)
+    ]
+    types = _config.layer_types(read, _MIXER_OF, regular) or regular
     read.require(len(types) == num_layers, f"layer_types has {len(types)} entries for {num_layers} layers")
-    unknown = sorted({str(t) for t in types if t not in _MIXER_OF})
-    read.require(not unknown, f"layer type {', '.join(unknown)} is not supported")
-    return tuple(LayerSpec(_MIXER_OF.get(t, "full"), "moe") for t in types)
+    return tuple(LayerSpec(_MIXER_OF[t], "moe") for t in types)
 
 
 def _delta(read: ConfigReader) -> DeltaSpec:
@@ -89,10 +85,10 @@ class Qwen35MoeFamily(DecoderFamily):
         text: Mapping[str, Any] = {**raw, **inner} if isinstance(inner, Mapping) else raw
         read = ConfigReader(text, "config.json")
         hidden = read.read("hidden_size", int)
-        layers = _layer_kinds(read, read.read("num_hidden_layers", int))
+        layers = _layer_kinds(read, _config.num_layers(read))
         activation = _config.activation_name(read)
         moe = MoESpec(
-            num_experts=read.read("num_experts", int, "num_local_experts"),
+            num_experts=_config.num_experts(read, "num_experts", "num_local_experts"),
             top_k=read.read("num_experts_per_tok", int, "num_experts_per_token"),
             expert_size=read.read("moe_intermediate_size", int),
             norm_topk=read.read("norm_topk_prob", bool, default=True),
@@ -105,7 +101,7 @@ class Qwen35MoeFamily(DecoderFamily):
             vocab_size=read.read("vocab_size", int),
             hidden_size=hidden,
             layers=layers,
-            max_position=read.read("max_position_embeddings", int, default=32768),
+            max_position=_config.max_position(read, 32768),
             norm_eps=read.read("rms_norm_eps", float, default=1e-6),
             # A multimodal wrapper ties by its own switch, not by the text part's.
             tie_embeddings=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),

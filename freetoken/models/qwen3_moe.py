@@ -50,7 +50,7 @@ def _layers(read: ConfigReader, num_experts: int) -> tuple[LayerSpec, ...]:
     window = read.read("sliding_window", int, default=4096) if slides else None
     sparse = [
         i not in dense and num_experts > 0 and (i + 1) % max(step, 1) == 0
-        for i in range(read.read("num_hidden_layers", int))
+        for i in range(_config.num_layers(read))
     ]
     return tuple(_config.softmax_layer("moe" if moe else "dense", window) for moe in sparse)
 
@@ -64,7 +64,7 @@ class Qwen3MoeFamily(DecoderFamily):
         hidden = read.read("hidden_size", int)
         activation = _config.activation_name(read)
         moe = MoESpec(
-            num_experts=read.read("num_experts", int, "num_local_experts"),
+            num_experts=_config.num_experts(read, "num_experts", "num_local_experts"),
             top_k=read.read("num_experts_per_tok", int, "num_experts_per_token"),
             expert_size=read.read("moe_intermediate_size", int),
             norm_topk=read.read("norm_topk_prob", bool, default=False),
@@ -78,7 +78,7 @@ class Qwen3MoeFamily(DecoderFamily):
             vocab_size=read.read("vocab_size", int),
             hidden_size=hidden,
             layers=layers,
-            max_position=read.read("max_position_embeddings", int, default=32768),
+            max_position=_config.max_position(read, 32768),
             norm_eps=read.read("rms_norm_eps", float, default=1e-6),
             tie_embeddings=read.read("tie_word_embeddings", bool, default=False),
             dtype=_config.dtype_name(raw),

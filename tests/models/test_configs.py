@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from freetoken.core.batch import BatchBuffers, Segment
 from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.interfaces import ModelFamily, Numerics
 from freetoken.devices.cpu import CpuDevice
-from freetoken.models import llama, null, qwen2, qwen3, qwen3_5_moe, qwen3_moe
+from freetoken.layers import rope as rope_layer
+from freetoken.models import gpt_oss, llama, null, qwen2, qwen3, qwen3_5_moe, qwen3_moe
 from freetoken.weights.load import open_checkpoint
 from tests.models import checkpoints
 from tests.models.reference_experts import ReferenceExperts
@@ -227,3 +229,73 @@ def test_exact_mode_insists_on_float32(tmp_path: Path) -> None:
 def test_no_number_of_a_config_is_negative_or_endless(key: str, value: float) -> None:
     with pytest.raises(WeightsError, match=key):
         qwen3_moe.FAMILY.read_config({**qwen3_moe.TINY, key: value})
+
+
+HOSTILE = (
+    None,
+    -1,
+    0,
+    1 << 40,
+    1 << 70,
+    0.5,
+    7,
+    float("nan"),
+    float("inf"),
+    "x",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    True,
+)
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything in a config, dicts and the heads of lists."""
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    )
+    return [p for key, one in items for p in [(*at, key), *paths(one, (*at, key))]]
+
+
+@pytest.mark.parametrize("family", [*WITH_WEIGHTS, *DENSE, gpt_oss.FAMILY], ids=lambda f: type(f).__module__)
+def test_no_value_in_a_config_does_more_than_be_refused(family: ModelFamily) -> None:
+    """Whatever is accepted has sizes that kernels may index by."""
+    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled["original_max_position_embeddings"] = 64
+    for rope in ({}, {"rope_parameters": scaled}):
+        raw = {**family.TINY, **rope}
+        for path in paths(raw):
+            for value in HOSTILE:
+                changed = copy.deepcopy(raw)
+                inside = changed
+                for key in path[:-1]:
+                    inside = inside[key]
+                inside[path[-1]] = value
+                try:
+                    config = family.read_config(changed)
+                except WeightsError as error:
+                    assert error.code == "invalid_model_config"
+                    continue
+                spec = config.attention
+                assert spec is not None and 0 < spec.rotary_dim <= spec.head_dim and spec.num_kv_heads > 0
+                inverse, scale = rope_layer.frequencies(spec, config.max_position)
+                assert inverse.isfinite().all() and 0 < scale < 1e30 and config.max_position <= 1 << 24
+                assert all(0 <= i < 1 << 31 for i in config.eos_ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"partial_rotary_factor": 7, "rope_parameters": {}}, "partial_rotary_factor is 7"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta is 'x'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": []}}, "rope's factor is"),
+        ({"rope_parameters": {"rope_type": "factors", "factors": [1.0]}}, "rope has 1 factors for"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers is 1099511627776, expected at most 4096"),
+        ({"num_experts": 1 << 40}, "num_experts is 1099511627776, expected at most 65536"),
+    ],
+)
+def test_a_hostile_value_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(WeightsError) as caught:
+        qwen3_moe.FAMILY.read_config({**qwen3_moe.TINY, **change})
+    assert said in caught.value.message
