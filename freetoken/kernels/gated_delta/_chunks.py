@@ -244,6 +244,7 @@ def plan(
             (chunks, heads, -(-v_dim // wide)),
             (q, k, *facts, base, states, out, q.stride(0), k.stride(0), k_dim**-0.5, heads),
             both | {"BV": wide, "BD": deep},
+            stages=1,  # pipelined, two chains of products gave other sums from run to run (sm_90)
         ),
     ]
     return launches, states
