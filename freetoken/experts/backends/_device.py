@@ -73,7 +73,7 @@ class DeviceBackend(ExpertBackend):
         self._frozen = False
         size = max(one.tile_bytes for one in self.bank.layouts)
         self._host_tile_s = size / self.device.machine.host_bw_beside_link
-        self._told, self._unasked = (0.0, 0, 0), 0
+        self._told, self._unasked, self._learnt = (0.0, 0, 0), 0, False
         self.table.set_split(self._split())
         self._prefetch = self._plan_prefetch()
         if name == "fused":
@@ -249,7 +249,8 @@ class DeviceBackend(ExpertBackend):
         self._unasked = 0 if requests else self._unasked + LEARN_EVERY
         if tiles > 0 and requests > 0:
             took = max(seconds - requests * ANSWER_S, 0.3 * seconds) / tiles
-            self._host_tile_s += LEARN * (took - self._host_tile_s)
+            self._host_tile_s += (LEARN if self._learnt else 1.0) * (took - self._host_tile_s)
+            self._learnt = True
         elif (
             self._unasked >= ASK_AGAIN
         ):  # what was slow then may be fast now: ask, and learn from the answers

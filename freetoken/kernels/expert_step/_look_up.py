@@ -57,17 +57,31 @@ def _tiles_to_fill(words, split, missing, HOST: tl.constexpr):
 
 
 @jit
-def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
-    """Write the host's part of the layer-step and ring, if there is one."""
-    NT: tl.constexpr = spec[0]
+def _tell_rows(x, ids, io, T, spec: tl.constexpr):
+    """Write what the host needs whatever is decided: on its way while the decision is made."""
     H: tl.constexpr = spec[1]
     ROUTES: tl.constexpr = spec[2]
     K: tl.constexpr = spec[3]
     BX: tl.constexpr = spec[4]
-    ITEMS: tl.constexpr = spec[5]
     IDS: tl.constexpr = spec[6]
     X: tl.constexpr = spec[7]
     io = tl.cast(io, tl.int64)  # a low address would be an int32
+    route = tl.arange(0, ROUTES)
+    own = tl.load(ids + route, mask=route < T * K, other=-1)
+    tl.store((io + IDS).to(tl.pointer_type(tl.int32)) + route, own, mask=route < T * K)
+    there = tl.multiple_of((io + X).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    for at in range(0, T * H, BX):
+        some = at + tl.arange(0, BX)
+        tl.store(there + some, tl.load(x + some, mask=some < T * H, other=0.0), mask=some < T * H)
+
+
+@jit
+def _ring(words, io, left, end, lane, layer, T, spec: tl.constexpr):
+    """Write the host's part of the layer-step and ring, if there is one; its rows have been told."""
+    NT: tl.constexpr = spec[0]
+    K: tl.constexpr = spec[3]
+    ITEMS: tl.constexpr = spec[5]
+    io = tl.cast(io, tl.int64)
     count = tl.sum(left.to(tl.int32))
     sequence = tl.load(words + 1) + 1
     failed = tl.load(words + 3)
@@ -80,13 +94,6 @@ def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
         tl.store(item, lane, mask=left)
         tl.store(item + 1, end, mask=left)
         tl.store(item + 2, NT + tl.zeros_like(lane), mask=left)
-        route = tl.arange(0, ROUTES)
-        own = tl.load(ids + route, mask=route < T * K, other=-1)
-        tl.store((io + IDS).to(tl.pointer_type(tl.int32)) + route, own, mask=route < T * K)
-        there = tl.multiple_of((io + X).to(tl.pointer_type(x.dtype.element_ty)), 16)
-        for at in range(0, T * H, BX):
-            some = at + tl.arange(0, BX)
-            tl.store(there + some, tl.load(x + some, mask=some < T * H, other=0.0), mask=some < T * H)
         request = (io + 64).to(tl.pointer_type(tl.int32))
         tl.store(request + 1, layer)
         tl.store(request + 2, count)
@@ -95,8 +102,15 @@ def _ring(words, x, ids, io, left, end, lane, layer, T, spec: tl.constexpr):
         tl.debug_barrier()
         if INTERPRET:
             tl.store(request, sequence)
-        else:
-            tl.atomic_xchg(request, sequence, sem="release", scope="sys")
+        else:  # a store, which nobody waits for; an exchange would travel to the host and back
+            tl.inline_asm_elementwise(
+                "st.release.sys.global.b32 [$1], $2; mov.b32 $0, 0;",
+                "=r,l,r",
+                [request, sequence],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
 
 
 @jit(varying=("layer", "T"))
@@ -164,6 +178,8 @@ def look_up(
     arrived = 0
     gone = 0
     if missing > 0:
+        if HOST:
+            _tell_rows(x, ids, io, T, SPEC)
         asked = need > 0
         wanted = _tiles_to_fill(words, split, missing, HOST)
         before = _before(keys, asked, lane)
@@ -207,7 +223,7 @@ def look_up(
     counted += tl.where(word == 6, arrived, 0) + tl.where(word == 7, gone, 0)
     tl.store(stats + word, counted)
     if HOST:
-        _ring(words, x, ids, io, used & (end < NT), end, lane, layer, T, SPEC)
+        _ring(words, io, used & (end < NT), end, lane, layer, T, SPEC)
 
 
 @jit(varying=("bound",))
