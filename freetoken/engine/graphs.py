@@ -7,8 +7,10 @@ Owns graphs and their memory. Steps that want more than tokens (saves, no logits
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
@@ -64,7 +66,7 @@ class DecodeGraphs:
         self._forward(batch)  # compiles what is missing and takes workspaces
         self._device.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        with _no_garbage(), torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             logits = self._forward(batch)
         self._memory = graph.pool()
         took = time.perf_counter() - started
@@ -82,3 +84,16 @@ class DecodeGraphs:
         self._experts.begin_step()
         h = self._model.hidden(batch, self._experts)
         return self._model.head(h, torch.arange(batch.num_rows, device=h.device))
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Generator[None]:
+    """A graph that is collected while another is captured spoils the capture."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
