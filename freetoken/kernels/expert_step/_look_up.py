@@ -38,7 +38,7 @@ def _before(keys, asked, lane):
 
 
 @jit
-def _tiles_to_fill(words, split, missing, HOST: tl.constexpr):
+def _tiles_to_fill(words, credit, split, missing, HOST: tl.constexpr):
     filled = missing
     if HOST:
         alpha, beta = tl.load(split), tl.load(split + 1)
@@ -46,7 +46,6 @@ def _tiles_to_fill(words, split, missing, HOST: tl.constexpr):
         wanted = tl.minimum(most, alpha.to(tl.int64) * missing + beta)
         wanted = tl.maximum(tl.maximum(wanted, 0), most >> FLOOR_SHIFT)
         wanted = tl.where(alpha < 0, 0, wanted)
-        credit = tl.load(words + 2)
         due = wanted + credit
         part = tl.maximum(0, tl.minimum(missing.to(tl.int64), due >> 16))
         whole = wanted >= most
@@ -76,15 +75,14 @@ def _tell_rows(x, ids, io, T, spec: tl.constexpr):
 
 
 @jit
-def _ring(words, io, left, end, lane, layer, T, spec: tl.constexpr):
+def _ring(words, before, failed, io, left, end, lane, layer, T, spec: tl.constexpr):
     """Write the host's part of the layer-step and ring, if there is one; its rows have been told."""
     NT: tl.constexpr = spec[0]
     K: tl.constexpr = spec[3]
     ITEMS: tl.constexpr = spec[5]
     io = tl.cast(io, tl.int64)
     count = tl.sum(left.to(tl.int32))
-    sequence = tl.load(words + 1) + 1
-    failed = tl.load(words + 3)
+    sequence = before + 1
     rings = (count > 0) & (failed == 0)
     tl.store(words + 4, tl.where(rings, sequence, 0))
     if rings:
@@ -144,10 +142,12 @@ def look_up(
     lane = tl.arange(0, EP)
     base = layer * E
     word = tl.arange(0, 8)
-    # Everything is asked for before anything is written: a load can't move across a store.
+    # Everything is asked for before anything is written: a load can't move across a store, and a warp that
+    # is late must not see what another has written.
     counted = tl.load(stats + word)
     step = tl.load(words)
-    passed = tl.load(words + 5)
+    sequence, credit = tl.load(words + 1), tl.load(words + 2)
+    failed, passed = tl.load(words + 3), tl.load(words + 5)
     candidate = tl.load(victims + tl.arange(0, V))
     owner = tl.load(expert_of + candidate, mask=candidate > 0, other=-1)
     present = tl.zeros([EP], tl.int32)
@@ -181,7 +181,7 @@ def look_up(
         if HOST:
             _tell_rows(x, ids, io, T, SPEC)
         asked = need > 0
-        wanted = _tiles_to_fill(words, split, missing, HOST)
+        wanted = _tiles_to_fill(words, credit, split, missing, HOST)
         before = _before(keys, asked, lane)
         ahead = tl.sum(tl.where(before, need[None, :], 0), 1)
         fill = tl.where(asked, tl.maximum(0, tl.minimum(need, wanted - ahead)), 0)
@@ -223,7 +223,7 @@ def look_up(
     counted += tl.where(word == 6, arrived, 0) + tl.where(word == 7, gone, 0)
     tl.store(stats + word, counted)
     if HOST:
-        _ring(words, io, used & (end < NT), end, lane, layer, T, SPEC)
+        _ring(words, sequence, failed, io, used & (end < NT), end, lane, layer, T, SPEC)
 
 
 @jit(varying=("bound",))
