@@ -6,6 +6,8 @@ whoever launches steps: the device can't wake a sleeping thread.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from freetoken.experts import device_io
@@ -16,6 +18,33 @@ from freetoken.native.library import library
 
 DEADLINE_MS = 900
 """Less than the device's own deadline, so that the host says first what went wrong."""
+
+
+class Answers(NamedTuple):
+    """Sums over answers of the host: seconds, tiles, how many, tiles^2, tiles x seconds."""
+
+    seconds: float = 0.0
+    tiles: int = 0
+    requests: int = 0
+    squares: int = 0
+    products: float = 0.0
+
+    def since(self, before: Answers) -> Answers:
+        return Answers(*(b - a for a, b in zip(before, self, strict=True)))
+
+    def line(self) -> tuple[float, float]:
+        """(seconds of an answer beside its tiles, seconds of a tile): least squares, both within reason.
+
+        What an answer takes beside tiles is waking up, and that the last worker ends alone: it falls as tiles
+        become many, so a tile costs at least a third of the mean.
+        """
+        mean_tiles, mean = self.tiles / self.requests, self.seconds / self.requests
+        spread = self.squares / self.requests - mean_tiles**2
+        slope = mean / mean_tiles
+        if spread > 0.5:
+            fitted = (self.products / self.requests - mean * mean_tiles) / spread
+            slope = min(slope, max(fitted, slope / 3))
+        return mean - slope * mean_tiles, slope
 
 
 class Poller:
@@ -35,10 +64,10 @@ class Poller:
         """A step, or all that were in flight, are over."""
         self._lib.rest_poller(self._poller, everything)
 
-    def totals(self) -> tuple[float, int, int]:
-        """(seconds, tiles, requests) of all answers so far."""
-        ns, tiles, requests = self._io.reply[4:10].view(torch.int64).tolist()
-        return ns * 1e-9, tiles, requests
+    def totals(self) -> Answers:
+        """Sums over all answers so far."""
+        ns, tiles, requests, squares, both = self._io.reply[4:14].view(torch.int64).tolist()
+        return Answers(ns * 1e-9, tiles, requests, squares, both * 1e-9)
 
     def close(self) -> None:
         poller, self._poller = self._poller, 0

@@ -17,6 +17,8 @@ namespace ft {
 // Where chunks of `rows` rows end: tiles per chunk. hurried: a device waits for the answer and asks for a few
 // tiles only, so that large chunks would leave workers idle.
 uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried);
+// Pieces of each tile, 1 = whole: for who is hurried and has wide tiles, so that no worker is the last by much.
+uint32_t tile_pieces(const ft_layer& layer, uint32_t rows, bool hurried);
 
 class Executor {
  public:

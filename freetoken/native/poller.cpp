@@ -81,13 +81,14 @@ void Poller::answer(uint32_t sequence) {
   const auto* poison = (const std::atomic<uint32_t>*)(block_.data + 192);
   const int status = poison->load() ? (int)FT_POISONED : compute((const uint32_t*)(block_.data + 64));
   reply[1] = (uint32_t)status;
-  uint64_t* totals = (uint64_t*)(reply + 4);  // ns, tiles, requests: only ever grow
-  totals[0] += now_ns() - began;
+  uint64_t* totals = (uint64_t*)(reply + 4);  // only ever grow
+  const uint64_t took = now_ns() - began;
+  uint64_t tiles = 0;
   for (uint32_t i = 0; i < ((const uint32_t*)(block_.data + 64))[2]; i++) {
     const int32_t* item = (const int32_t*)(block_.data + block_.items_offset) + 4 * i;
-    totals[1] += (uint64_t)(item[2] - item[1]);
+    tiles += (uint64_t)(item[2] - item[1]);
   }
-  totals[2] += 1;
+  totals[0] += took, totals[1] += tiles, totals[2] += 1, totals[3] += tiles * tiles, totals[4] += tiles * took;
   // A failed answer is none: the device's deadline turns it into an error.
   if (status == FT_OK) ((std::atomic<uint32_t>*)reply)->store(sequence, std::memory_order_release);
 }

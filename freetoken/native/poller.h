@@ -2,7 +2,8 @@
 //
 // MEMORY MAP of the block (host memory, mapped into the device; python: experts/device_io.py)
 //   0    layout, unused here         64  request: sequence, layer, num_items, rows T, top_k
-//   128  reply: done, status, -, -, then ns, tiles and requests of all answers as 64-bit sums    192 poison
+//   128  reply: done, status, -, -, then 64-bit sums over all answers: ns, tiles, requests, tiles^2, tiles x ns
+//   192  poison
 //   items  int32 [E][4]   expert of the layer, first tile, last tile, 0
 //   ids    int32 [T][k]   the routing of all rows; x [T][H] 16-bit; out float32 [2 T k][H]
 // The answer to route r is out[r]: the sum over its item's tiles, in the executor's fixed order. Rows T k and

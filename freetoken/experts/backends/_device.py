@@ -24,7 +24,7 @@ from freetoken.experts.device_io import make_block
 from freetoken.experts.device_stream import RING_SHARE, DeviceStream
 from freetoken.experts.device_table import HOST_ONLY, SlotTable
 from freetoken.experts.gpu_support import can_compute_here
-from freetoken.experts.poller import Poller, can_compute
+from freetoken.experts.poller import Answers, Poller, can_compute
 from freetoken.experts.prefetch import Prefetch, tiles_of_idle_time
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import balance
@@ -32,8 +32,8 @@ from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import MOST_ROWS, VICTIMS, Call, Io
 
 LEARN_EVERY = 16
-ANSWER_S = 6e-6
-"""What an answer takes beside its tiles."""
+ANSWER_S = 4e-6
+"""What a question and its answer take on the link."""
 LINK_SHARE = 0.85
 """What kernels read of the link's copy rate (measured 46.8 of 55 GB/s)."""
 LEARN = 0.25
@@ -71,9 +71,8 @@ class DeviceBackend(ExpertBackend):
         self._stream = DeviceStream(setup, self.table, share=1 if name == "cpu" else RING_SHARE)
         self._steps = 0
         self._frozen = False
-        size = max(one.tile_bytes for one in self.bank.layouts)
-        self._host_tile_s = size / self.device.machine.host_bw_beside_link
-        self._told, self._unasked, self._learnt = (0.0, 0, 0), 0, False
+        self._told, self._unasked, self._learnt = Answers(), 0, False
+        self._host = self._first_guess()
         self.table.set_split(self._split())
         self._prefetch = self._plan_prefetch()
         if name == "fused":
@@ -99,13 +98,19 @@ class DeviceBackend(ExpertBackend):
             )
         self._poller = Poller(self.setup, self.io, HOST_ROWS, self.top_k)
 
+    def _first_guess(self) -> tuple[float, float]:
+        """What an answer of the host takes beside its tiles, and for each, in seconds."""
+        machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
+        return machine.cpu_fixed_s, size / machine.host_bw_beside_link
+
     def _split(self) -> tuple[float, float]:
-        """(alpha, beta) of the first guess."""
+        """(alpha, beta) by what is known of link and host."""
         if self.name != "hybrid":
             return 1.0, 0.0
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
-        fill = (machine.fill_fixed_s, size / machine.link_bw)
-        return balance(fill, (machine.cpu_fixed_s, size / machine.host_bw_beside_link))
+        fixed, tile = self._host
+        fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
+        return balance(fill, (ANSWER_S + fixed, tile))
 
     def _plan_prefetch(self) -> Prefetch | None:
         """The link's idle time goes to the next layer, where there is a link that misses use."""
@@ -243,20 +248,18 @@ class DeviceBackend(ExpertBackend):
     def _learn(self) -> None:
         """Set the split anew from what the host's last answers took: a busy neighbour shifts it."""
         assert self._poller is not None
-        seconds, tiles, requests = (b - a for a, b in zip(self._told, self._poller.totals(), strict=True))
-        self._told = self._poller.totals()
-        machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
-        self._unasked = 0 if requests else self._unasked + LEARN_EVERY
-        if tiles > 0 and requests > 0:
-            took = max(seconds - requests * ANSWER_S, 0.3 * seconds) / tiles
-            self._host_tile_s += (LEARN if self._learnt else 1.0) * (took - self._host_tile_s)
-            self._learnt = True
+        totals = self._poller.totals()
+        answers, self._told = totals.since(self._told), totals
+        self._unasked = 0 if answers.requests else self._unasked + LEARN_EVERY
+        if answers.tiles:
+            weight, self._learnt = LEARN if self._learnt else 1.0, True
+            (fixed, tile), (was_fixed, was) = answers.line(), self._host
+            self._host = (was_fixed + weight * (fixed - was_fixed), was + weight * (tile - was))
         elif (
             self._unasked >= ASK_AGAIN
         ):  # what was slow then may be fast now: ask, and learn from the answers
-            self._unasked, self._host_tile_s = 0, size / machine.host_bw_beside_link
-        fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
-        self.table.set_split(balance(fill, (ANSWER_S + machine.cpu_fixed_s, self._host_tile_s)))
+            self._unasked, self._learnt, self._host = 0, False, self._first_guess()
+        self.table.set_split(self._split())
 
     def settle(self) -> None:
         self.table.count(self.stats)
