@@ -13,6 +13,7 @@ import pytest
 from freetoken.core.options import Options
 from freetoken.core.units import MIB
 from freetoken.engine.build import Built, build
+from freetoken.kernels.expert_step import Table
 from freetoken.native.library import library
 from tests.experts.device_build import KernelCpu
 
@@ -44,8 +45,16 @@ def serve(on: str, between=lambda built, step: None, **wishes) -> tuple[dict[str
     traces = {name: served.trace(name) for name in map(str, range(len(PROMPTS)))}
     stats = served.engine.runner.experts.stats
     assert stats.hits + stats.misses == stats.requests > 0
+    check_owners(served.engine.runner.experts.table.table)
     served.built.close()
     return traces, served.built
+
+
+def check_owners(table: Table) -> None:
+    """Each slot has the owner that says so, and each expert with a slot owns it."""
+    slot_of, expert_of = table.slot_of.tolist(), table.expert_of.tolist()
+    assert all(slot_of[expert] == slot for slot, expert in enumerate(expert_of) if expert >= 0)
+    assert all(expert_of[slot] == expert for expert, slot in enumerate(slot_of) if slot > 0)
 
 
 @pytest.fixture(scope="module", params=DEVICES)

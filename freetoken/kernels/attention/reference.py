@@ -40,7 +40,7 @@ def attend(
     if rows == 1:
         # enable_gqa would read the keys once per query head; a group as query rows reads them once.
         out = F.scaled_dot_product_attention(
-            q.view(1, kv_heads, -1, dim), keys[None], values[None], scale=scale
+            q.reshape(1, kv_heads, -1, dim), keys[None], values[None], scale=scale
         )
         return out.view(1, heads, dim)
     whole = rows == length - first and not window

@@ -92,7 +92,7 @@ def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
             "HOST": io is not None,
             "SPEC": spec,
         },
-        warps=8,
+        warps=4 if place.num_experts <= 128 else 8,
     )
 
 
