@@ -107,7 +107,7 @@ class ColdPrefixes:
     # --- leaving ---
 
     def leave(self, node: Node, end: int) -> None:
-        """The tree is about to drop what lies behind `end` of a node."""
+        """The tree is about to drop what lies behind `end` of a node; the caller has it carried out."""
         nodes = _path(node)
         keys, upto = self._keys.of(nodes), self._needed_end(node)
         for k, page in enumerate(self.tree.pages.run(node).pages, node.start // self._size):
@@ -124,6 +124,7 @@ class ColdPrefixes:
         nodes = _path(checkpoint.place)
         self._put_state(nodes, self._keys.of(nodes), checkpoint.position, checkpoint.slot)
         self._need(nodes)
+        self.store.carry_out()
 
     def flush(self) -> None:
         """Keep everything that the tree holds; for an orderly stop."""
@@ -177,7 +178,10 @@ class ColdPrefixes:
         if taken is None:
             return False, ()
         lock = self.tree.lock(path, path.length)
-        is_whole, checkpoint = self._load(found, taken, group)
+        try:
+            is_whole, checkpoint = self._load(found, taken, group)
+        finally:
+            self.store.carry_out()
         freed: Sequence[int] = taken
         if is_whole:
             freed = self._grow(lock, token_ids, found, taken) if is_beyond else ()

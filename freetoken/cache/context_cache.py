@@ -82,7 +82,11 @@ class ContextCache(PrefixCache):
         return self.tree.forget(_lock(prefix), num_tokens)
 
     def evict(self, num_pages: int) -> Sequence[int]:
-        pages = self.tree.evict(num_pages)
+        try:
+            pages = self.tree.evict(num_pages)
+        finally:
+            if self.cold:
+                self.cold.store.carry_out()
         self.num_evicted += len(pages)
         return pages
 
@@ -94,6 +98,10 @@ class ContextCache(PrefixCache):
     def flush(self) -> None:
         if self.cold:
             self.cold.flush()
+
+    def close(self) -> None:
+        if self.cold:
+            self.cold.store.close()
 
     def pinned_pages(self) -> int:
         """Whole pages up to each lock, and the page in which a lock ends."""

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError
+from freetoken.core.faults import Faults as Faults
 from freetoken.core.machine import Machine
 from freetoken.core.model_config import ModelConfig
 from freetoken.core.weights import Biases as Biases
@@ -88,6 +89,11 @@ class Stream(abc.ABC):
     def copy(self, dst: Tensor, src: Tensor) -> None:
         """Enqueue a copy of equal-sized tensors. `dst` is undefined until a wait covers the copy."""
 
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Enqueue copies (dst, src) in their order."""
+        for dst, src in pairs:
+            self.copy(dst, src)
+
     @abc.abstractmethod
     def record(self) -> Event: ...
 
@@ -135,26 +141,6 @@ class Pool(abc.ABC):
 
     def used(self, units: np.ndarray, num_bytes: int) -> None:
         """Tell a simulated device that work just enqueued on `compute` reads these units' first bytes."""
-
-
-@dataclass
-class Faults:
-    """Fault hooks of a device; all off by default.
-
-    stall_host_s      s      each CPU branch takes this much longer
-    delay_copy_s      s      each link copy takes this much longer
-    fail_alloc        int    the k-th pool allocation or resize fails (1 = the next)
-    drop_wait         int    the k-th stream wait is ignored
-    hang_copy         bool   copies never complete
-    corrupt_copy      bool   copies deliver zeros
-    """
-
-    stall_host_s: float = 0.0
-    delay_copy_s: float = 0.0
-    fail_alloc: int = 0
-    drop_wait: int = 0
-    hang_copy: bool = False
-    corrupt_copy: bool = False
 
 
 class Device(abc.ABC):
@@ -206,6 +192,9 @@ class Device(abc.ABC):
     def pin(self, buffer: Tensor) -> int:
         """Lock host memory so that the device reads it; its address there, 0 if the system refuses."""
         return int(buffer.data_ptr())
+
+    def unpin(self, buffer: Tensor) -> None:
+        """Unlock what `pin` locked; no copy of it is at work."""
 
     def bucket(self, rows: int) -> int:
         """Rows a decode batch is padded to."""

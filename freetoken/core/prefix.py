@@ -158,11 +158,11 @@ class ColdStore(abc.ABC):
 
     @abc.abstractmethod
     def put_page(self, key: bytes, rest: bytes, page: int) -> None:
-        """Keep a copy of a device page; what is written to it later does not matter."""
+        """Keep a copy of a device page, which must stay as it is until `carry_out`."""
 
     @abc.abstractmethod
     def put_state(self, key: bytes, rest: bytes, slot: int) -> None:
-        """Keep a copy of a state in host memory."""
+        """Keep a copy of a state in host memory, which must stay as it is until `carry_out`."""
 
     @abc.abstractmethod
     def load_page(self, key: bytes, rest: bytes, page: int) -> bool:
@@ -170,6 +170,15 @@ class ColdStore(abc.ABC):
 
     @abc.abstractmethod
     def load_state(self, key: bytes, rest: bytes, slot: int) -> bool: ...
+
+    def carry_out(self) -> None:
+        """Start, as one batch, what was put and loaded since the last call.
+
+        What runs next on the device comes after it. Stores that copy at once have nothing left to do.
+        """
+
+    def close(self) -> None:
+        """Give up what is held; the device is at rest. Idempotent."""
 
     def flush(self) -> None:
         """Write down what shall survive an orderly stop."""
@@ -247,6 +256,9 @@ class PrefixCache(abc.ABC):
 
     def flush(self) -> None:
         """Keep what can be kept beyond this process."""
+
+    def close(self) -> None:
+        """Free memory beyond the device; nothing is at work any more. Idempotent."""
 
     def clear(self) -> Sequence[int]:
         """Drop everything unlocked; returns the pages."""

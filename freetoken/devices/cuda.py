@@ -11,6 +11,7 @@ import contextlib
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -63,8 +64,12 @@ class CudaStream(Stream):
         self.name, self._device, self.stream = name, device, stream
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
+        self.copy_all([(dst, src)])
+
+    def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         with torch.cuda.stream(self.stream):
-            dst.copy_(src, non_blocking=True)
+            for dst, src in pairs:
+                dst.copy_(src, non_blocking=True)
 
     def record(self) -> Event:
         return self._device.event(self.stream)
@@ -169,6 +174,12 @@ class CudaDevice(Device):
             return 0
         self._pinned.append(address)
         return there
+
+    def unpin(self, buffer: Tensor) -> None:
+        address = buffer.data_ptr()
+        if address in self._pinned:
+            self._pinned.remove(address)
+            self._driver.unregister(address)
 
     def enter(self) -> None:
         torch.cuda.set_device(self.torch_device)

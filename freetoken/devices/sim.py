@@ -251,7 +251,10 @@ class SimDevice(Device):
         for pool in self._pools:
             unit, offset = divmod(at - pool.base, pool.unit_bytes)
             if 0 <= unit < pool.max_units:
-                return bool(pool.last_read[unit] > seen and offset < pool.read_bytes[unit])
+                end = unit - (-(offset + dst.numel() * dst.element_size()) // pool.unit_bytes)
+                late = pool.last_read[unit:end] > seen
+                late[0] &= offset < pool.read_bytes[unit]
+                return bool((late & (pool.read_bytes[unit:end] > 0)).any())
         return False
 
     def _stream(self, name: str) -> SimStream:

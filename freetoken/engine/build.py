@@ -351,7 +351,7 @@ def _cold_store(parts: Parts, plan: Plan, kv: Pool, mover: StateMover) -> ColdTi
         layout = (plan.device, plan.page_size, kv.unit_bytes, mover.host.shape[1], str(parts.numerics))
         mark = "|".join(map(str, (__version__, *layout, *fingerprint(where))))
         disk = DiskTier(folder, mark, plan.disk_bytes)
-    return ColdTier(parts.device, kv, mover.host, plan.cold_bytes, disk)
+    return ColdTier(parts.device, kv, mover, plan.cold_bytes, disk)
 
 
 def _ids(value: Any) -> list[int]:

@@ -11,10 +11,10 @@ import os
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from freetoken.core.log import logger
@@ -51,30 +51,41 @@ class DiskTier:
     def __contains__(self, name: str) -> bool:
         return name in self._sizes
 
-    def write(self, name: str, payload: Tensor) -> None:
-        """Add an entry, whole or not at all; the oldest make room."""
-        size = payload.numel()
+    def write(self, name: str, *pieces: Tensor) -> None:
+        """Add an entry, whole or not at all; the oldest make room. Bytes of the pieces one after another."""
+        size = sum(piece.numel() for piece in pieces)
         if not self.is_on or name in self._sizes or size > self.max_bytes:
             return
-        self._guard(lambda: self._write(name, payload))
+        self._guard(lambda: self._write(name, pieces, size))
 
-    def read(self, name: str, payload: Tensor) -> bool:
-        """Fill `payload`; False, and the entry is gone, if it is damaged or can't be read."""
+    def read(self, name: str, *pieces: Tensor) -> bool:
+        """Fill the pieces; False, the pieces zero and the entry gone, if it is damaged or can't be read."""
         if not self.is_on or name not in self._sizes:
             return False
-        try:
-            data = (self._folder / name).read_bytes()
-        except OSError:
-            data = b""
-        head, body = data[: _HEAD.size], data[_HEAD.size :]
-        if head != _HEAD.pack(_MAGIC, payload.numel(), zlib.crc32(body)) or len(body) != payload.numel():
+        if not self._read(self._folder / name, pieces):
             self.num_damaged += 1
+            for piece in pieces:
+                piece.zero_()
             self._guard(lambda: self._remove(name))
             return False
-        payload.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
         self._sizes.move_to_end(name)
-        self.num_read += len(body)
+        self.num_read += sum(piece.numel() for piece in pieces)
         return True
+
+    def _read(self, path: Path, pieces: Sequence[Tensor]) -> bool:
+        """Straight into the pieces, which hold anything after a False."""
+        crc, size = 0, 0
+        try:
+            with path.open("rb", buffering=0) as file:
+                head = file.read(_HEAD.size)
+                for piece in pieces:
+                    view = memoryview(piece.numpy())
+                    if not _read_into(file, view):
+                        return False
+                    crc, size = zlib.crc32(view, crc), size + len(view)
+                return not file.read(1) and head == _HEAD.pack(_MAGIC, size, crc)
+        except OSError:
+            return False
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -91,19 +102,22 @@ class DiskTier:
         while self.num_bytes > self.max_bytes:
             self._remove(next(iter(self._sizes)))
 
-    def _write(self, name: str, payload: Tensor) -> None:
-        while self.num_bytes + payload.numel() > self.max_bytes:
+    def _write(self, name: str, pieces: Sequence[Tensor], size: int) -> None:
+        while self.num_bytes + size > self.max_bytes:
             self._remove(next(iter(self._sizes)))
-        body = payload.numpy().tobytes()
+        views, crc = [memoryview(piece.numpy()) for piece in pieces], 0
+        for view in views:
+            crc = zlib.crc32(view, crc)
         path = self._folder / name
         part = path.with_name(name + ".tmp")
         with part.open("wb") as file:
-            file.write(_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)))
-            file.write(body)
+            file.write(_HEAD.pack(_MAGIC, size, crc))
+            for view in views:
+                file.write(view)
         os.replace(part, path)
-        self._sizes[name] = len(body)
-        self.num_bytes += len(body)
-        self.num_written += len(body)
+        self._sizes[name] = size
+        self.num_bytes += size
+        self.num_written += size
 
     def _remove(self, name: str) -> None:
         self.num_bytes -= self._sizes.pop(name)
@@ -117,3 +131,13 @@ class DiskTier:
             log.warning("the disk tier of the prefix cache is off: %s", error)
             self.is_on, self.num_bytes = False, 0
             self._sizes.clear()
+
+
+def _read_into(file: FileIO, view: memoryview) -> bool:
+    """Fill all of `view`; False at the file's end."""
+    while len(view):
+        count = file.readinto(view)
+        if not count:
+            return False
+        view = view[count:]
+    return True

@@ -146,6 +146,7 @@ class Engine:
         self.scheduler.reuse.mover.close()
         self.device.synchronize()
         self.runner.experts.close()
+        self.scheduler.reuse.cache.close()
         self.device.close()
 
     # --- the loop ---

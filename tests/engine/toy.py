@@ -204,7 +204,7 @@ class Bench:
         mover = StateMover(device, kv, state, slots or 0)
         self.cache: PrefixCache = NullCache()
         if slots is not None:
-            store = ColdTier(device, kv, mover.host, cold, disk) if cold else None
+            store = ColdTier(device, kv, mover, cold, disk) if cold else None
             self.cache = ContextCache(PAGE, Checkpoints(states, units, slots, mover), store)
         reuse = Reuse(self.cache, UnitAllocator("pages", pages), states, mover, PAGE)
         self.scheduler = Scheduler(limits, reuse, wants_job=lambda n: self.experts.absent_bytes(n) > 8)
