@@ -207,9 +207,11 @@ class HostUnits:
             lib.populate(memory.data_ptr(), memory.numel())
         if self._device.pin(memory):
             return True
-        self._refused = True
-        log.warning(
-            "host memory for prefixes can't be locked beyond %s; copies of pages will hold up steps",
-            format_bytes(self.locked_bytes),
-        )
+        with self._lock:
+            is_first, self._refused = not self._refused, True
+        if is_first:  # both threads may have asked at once
+            log.warning(
+                "host memory for prefixes can't be locked beyond %s; copies of pages will hold up steps",
+                format_bytes(self.locked_bytes),
+            )
         return False

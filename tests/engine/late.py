@@ -90,6 +90,7 @@ class LateDevice(CpuDevice):
         self.drop, self.num_waits = drop, 0
         self.pinned: dict[int, int] = {}
         self.lockers: list[str] = []
+        self._pinning = threading.Lock()
 
     def stream(self, name: str) -> LateStream:
         return self._streams.setdefault(name, LateStream(name, self))
@@ -113,9 +114,10 @@ class LateDevice(CpuDevice):
 
     def pin(self, buffer: torch.Tensor) -> int:
         self.lockers.append(threading.current_thread().name)
-        if sum(self.pinned.values()) + buffer.numel() > self.lock:
-            return 0
-        self.pinned[buffer.data_ptr()] = buffer.numel()
+        with self._pinning:
+            if sum(self.pinned.values()) + buffer.numel() > self.lock:
+                return 0
+            self.pinned[buffer.data_ptr()] = buffer.numel()
         return buffer.data_ptr()
 
     def unpin(self, buffer: torch.Tensor) -> None:
