@@ -22,7 +22,8 @@ class PlainFormat(WeightFormat):
 
     @property
     def gguf_bytes(self) -> int:
-        return self.dtype.itemsize
+        size: int = self.dtype.itemsize
+        return size
 
     def dequantise(self, raw: Tensor) -> Tensor:
         return raw.contiguous().view(self.dtype).float()
