@@ -9,7 +9,7 @@ perfect guesses, 11 % with four of five right, 7 % with two of three.
 
 from __future__ import annotations
 
-IDLE_S = 52e-6
+IDLE_S = 45e-6
 """What lies between a layer's last tile and the next layer's look-up on a fast card."""
 LEAST_RIGHT = 0.2
 WATCHED_TILES = 512

@@ -190,7 +190,7 @@ template <class Format>
 static void run_tiles(const TileJob& job) {
   typedef typename Format::X X;
   const ft_layer& l = *job.layer;
-  const int h = (int)l.hidden, width = (int)l.tile_width, w = width / job.pieces, from = job.piece * w;
+  const int h = (int)l.hidden, w = (int)l.tile_width;
   int rows = job.num_rows;
   while (rows > 0 && job.rows[rows - 1] < 0) rows--;
   if (rows < job.num_rows)
@@ -208,11 +208,10 @@ static void run_tiles(const TileJob& job) {
   for (int t = job.first; t < job.last; t++) {
     const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
     Format f(l, tile);
-    if constexpr (requires { f.skip(0); }) f.skip(from);
     gate_up(f, w, rows, x, xs, g, u, gs);
     if (l.bias_offset) {
-      add_bias(g, gs, tile + l.bias_offset + 4 * from, w, rows);
-      add_bias(u, gs, tile + l.bias_offset + 4 * (width + from), w, rows);
+      add_bias(g, gs, tile + l.bias_offset, w, rows);
+      add_bias(u, gs, tile + l.bias_offset + 4 * w, w, rows);
     }
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
@@ -220,7 +219,7 @@ static void run_tiles(const TileJob& job) {
     down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
-  if (l.bias_offset && job.first == 0 && job.piece == 0) add_bias(job.out, h, job.record, h, rows);
+  if (l.bias_offset && job.first == 0) add_bias(job.out, h, job.record, h, rows);
 }
 
 // --- plain rows -----------------------------------------------------------------------------------
@@ -268,7 +267,6 @@ struct Plain {
     up = gate + (int64_t)l.tile_width * hidden;
     down_t = up + (int64_t)l.tile_width * hidden;
   }
-  void skip(int columns) { gate += columns * hidden, up += columns * hidden, down_t += columns * hidden; }
 
   template <int R, int C>
   FT_INLINE_MEMBER void columns(int i, const float* x, int64_t xs, float* g, float* u, int64_t gs) const {

@@ -9,29 +9,19 @@ namespace ft {
 
 namespace {
 constexpr uint64_t CHUNK_BYTES = 512 << 10;    // what is worth a ticket: a chunk starts with nothing prefetched
-constexpr uint32_t PIECE_BYTES = 96 << 10, MOST_PIECES = 4, PLAIN_FORMATS = 3;
 constexpr uint32_t MOST_CHUNKS = 64, FEW_CHUNKS = 8, FEW_ROWS = 4;
 constexpr size_t WAVE_FLOATS = 16 << 20;       // partials held at a time: 64 MiB
 constexpr int64_t SLAB = 512;                  // floats that one ticket adds up
 uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
 }  // namespace
 
-uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried) {
+uint32_t chunk_tiles(const ft_layer& l, uint32_t rows) {
   rows = std::min<uint32_t>(rows, FT_ROWS);
-  uint32_t tiles = hurried ? 1 : std::max(1u, ceil_div(CHUNK_BYTES, l.tile_bytes));
+  uint32_t tiles = std::max(1u, ceil_div(CHUNK_BYTES, l.tile_bytes));
   if (rows > 1)  // a partial is at most about an eighth of the 16-bit weights it comes from
     tiles = std::max(tiles, ceil_div(16ull * rows, 3ull * l.tile_width));
-  const bool few = rows > FEW_ROWS && !hurried;
-  tiles = std::max(tiles, ceil_div(l.num_tiles, few ? FEW_CHUNKS : MOST_CHUNKS));
+  tiles = std::max(tiles, ceil_div(l.num_tiles, rows > FEW_ROWS ? FEW_CHUNKS : MOST_CHUNKS));
   return std::min(tiles, l.num_tiles);
-}
-
-uint32_t tile_pieces(const ft_layer& l, uint32_t rows, bool hurried) {
-  if (!hurried || l.format >= PLAIN_FORMATS || chunk_tiles(l, rows, true) > 1) return 1;
-  uint32_t pieces = MOST_PIECES;  // a partial is at most about an eighth of the weights it comes from
-  const uint64_t least = std::max<uint64_t>(PIECE_BYTES, 32ull * rows * l.hidden);
-  while (pieces > 1 && (l.tile_bytes < pieces * least || l.tile_width % (2 * pieces))) pieces /= 2;
-  return pieces;
 }
 
 // --- a wave ---------------------------------------------------------------------------------------
@@ -93,9 +83,7 @@ void Executor::Wave::work(int worker) {
 
 size_t Executor::parts_of(const ft_layer& layer, const ft_item& item) const {
   if (item.first_tile > 0 && !whole_sums_) return 0;
-  const uint32_t rows = (uint32_t)item.num_rows, step = chunk_tiles(layer, rows, whole_sums_);
-  const uint32_t chunks =
-      ceil_div(item.last_tile - item.first_tile, step) * tile_pieces(layer, std::min<uint32_t>(rows, FT_ROWS), whole_sums_);
+  const uint32_t chunks = ceil_div(item.last_tile - item.first_tile, chunk_tiles(layer, item.num_rows));
   return chunks > 1 ? (size_t)chunks * item.num_rows * layer.hidden : 0;
 }
 
@@ -103,16 +91,14 @@ void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t s
                          size_t& used) {
   Wave& wave = *job_;
   const uint32_t first_tile = (uint32_t)whole.first, tiles = (uint32_t)whole.last;
-  const uint32_t pieces = (uint32_t)whole.pieces, owner = (uint32_t)wave.blocks.size();
-  const uint32_t parts = ceil_div(tiles - first_tile, step) * pieces;
+  const uint32_t parts = ceil_div(tiles - first_tile, step), owner = (uint32_t)wave.blocks.size();
   const int64_t count = (int64_t)whole.num_rows * layer.hidden;
   float* first = parts > 1 ? wave.parts.data() + used : out;
   wave.blocks.push_back({out, first, parts, count});
   for (uint32_t part = 0; part < parts; part++) {
     TileJob job = whole;
-    job.first = (int)(first_tile + part / pieces * step);
-    job.last = (int)std::min(tiles, first_tile + (part / pieces + 1) * step);
-    job.piece = (int)(part % pieces);
+    job.first = (int)(first_tile + part * step);
+    job.last = (int)std::min(tiles, first_tile + (part + 1) * step);
     job.out = first + part * count;
     wave.chunks.push_back({job, owner});
   }
@@ -126,18 +112,16 @@ void Executor::add_item(const Input& in, const ft_layer& layer, const ft_item& i
   const uint64_t local = (uint64_t)item.expert % layer.num_experts;
   TileJob job{};
   job.layer = &layer;
-  job.pieces = 1;
   job.record = item.source ? (const uint8_t*)item.source
                            : (const uint8_t*)layer.records + local * layer.record_bytes;
   job.x = in.x;
   job.x_dtype = in.x_dtype;
   const int32_t* rows = in.rows + item.first_row;
   const int64_t hidden = layer.hidden;
-  const uint32_t step = chunk_tiles(layer, (uint32_t)item.num_rows, whole_sums_);
+  const uint32_t step = chunk_tiles(layer, (uint32_t)item.num_rows);
   for (int at = 0; at < item.num_rows; at += FT_ROWS) {
     job.rows = rows + at;
     job.num_rows = std::min(FT_ROWS, item.num_rows - at);
-    job.pieces = (int)tile_pieces(layer, std::min<uint32_t>((uint32_t)item.num_rows, FT_ROWS), whole_sums_);
     if (item.first_tile == 0 || whole_sums_) {
       job.first = item.first_tile;
       job.last = item.last_tile;
@@ -147,7 +131,6 @@ void Executor::add_item(const Input& in, const ft_layer& layer, const ft_item& i
     for (int t = item.first_tile; t < item.last_tile; t++) {
       job.first = t;
       job.last = t + 1;
-      job.pieces = 1;
       job.out = out + (item.out_row + (int64_t)(t - item.first_tile) * item.num_rows + at) * hidden;
       job_->blocks.push_back({job.out, job.out, 1, (int64_t)job.num_rows * hidden});
       job_->chunks.push_back({job, (uint32_t)job_->blocks.size() - 1});

@@ -1,7 +1,7 @@
 // Answers IO blocks (abi.h): items become chunks, chunks become ordered sums.
 //
 // A chunk is a run of tiles of one item over up to FT_ROWS of its rows. Where chunks end depends on the
-// layer's geometry, the item's row count and who asks; workers take them in any order. Each writes a float32
+// layer's geometry and the item's row count alone; workers take them in any order. Each writes a float32
 // partial of its own, and the partials of an item are added in ascending order, by slabs of columns, once
 // all of them are there. So neither thread count nor schedule nor other items change a bit.
 #pragma once
@@ -14,11 +14,8 @@
 
 namespace ft {
 
-// Where chunks of `rows` rows end: tiles per chunk. hurried: a device waits for the answer and asks for a few
-// tiles only, so that large chunks would leave workers idle.
-uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried);
-// Pieces of each tile, 1 = whole: for who is hurried and has wide tiles, so that no worker is the last by much.
-uint32_t tile_pieces(const ft_layer& layer, uint32_t rows, bool hurried);
+// Where chunks of `rows` rows end: tiles per chunk.
+uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows);
 
 class Executor {
  public:

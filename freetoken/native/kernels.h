@@ -13,7 +13,6 @@ struct TileJob {
   const ft_layer* layer;
   const uint8_t* record;
   int first, last;            // tiles
-  int piece, pieces;          // of `pieces` equal runs of each tile's columns only this one; pieces > 1: plain formats
   const void* x;              // [tokens, H] of x_dtype
   const int32_t* rows;        // num_rows tokens; -1 = a padding row, whose output is zero
   int num_rows;               // <= FT_ROWS

@@ -13,7 +13,7 @@ from .test_device import backend, inputs
 
 
 def test_idle_time_of_a_link_is_counted_in_whole_tiles() -> None:
-    assert tiles_of_idle_time(46.8e9, 393_216, 32) == 6
+    assert tiles_of_idle_time(46.8e9, 393_216, 32) == 5
     assert tiles_of_idle_time(46.8e9, 4 << 20, 32) == 0
     assert tiles_of_idle_time(46.8e9, 1024, 32) == 32
 

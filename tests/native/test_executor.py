@@ -20,7 +20,7 @@ from freetoken.experts.native_executor import NativeExecutor, describe
 from freetoken.experts.setup import ExpertSetup
 from tests.experts.build import EXACT, NUMERICS, config, tiny
 from tests.experts.build import inputs as routed
-from tests.native.build import Item, answer, inputs, lib, one, reference, request, within
+from tests.native.build import Item, answer, inputs, lib, one, request
 
 
 @pytest.fixture(autouse=True)
@@ -158,23 +158,3 @@ def test_the_cpu_backend_is_near_the_torch_answer(rows):
         out = backend.finish(layer)
         assert float((out - want).abs().max()) <= 2.0**-8 * float(want.abs().max())
     backend.close()
-
-
-@pytest.mark.parametrize(("fmt", "biased"), [("bf16", True), ("bf16", False), ("f16", True)])
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_hurried_answer_in_pieces_of_tiles_is_the_sum_of_them(fmt: str, biased: bool, rows: int):
-    """Tiles of 384 KB in four, two or one piece, from any tile on, are right, whoever computes them."""
-    made = one(fmt, 2048, 96, 32, experts=2, biased=biased)
-    x = inputs(8, 2048, torch.bfloat16)
-    for first in (0, 2):
-        items = [Item(1, list(range(rows)), first)]
-        io = request(made, x, items)
-        io.request[5] = 1
-        lib().start(1)
-        got = answer(made, io)[:rows]
-        want, bound = reference(made, x, items)
-        want = want if first == 0 else want.unflatten(0, (-1, rows)).sum(0)
-        bound = bound if first == 0 else bound.unflatten(0, (-1, rows)).sum(0)
-        within(got, want, bound)
-        lib().start(3)
-        assert torch.equal(answer(made, io)[:rows], got)

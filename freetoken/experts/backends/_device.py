@@ -176,9 +176,8 @@ class DeviceBackend(ExpertBackend):
         with self._aside.launch(after=False):
             soon = guess()
             step.look_ahead(table, place, call.ids, soon)
-        with (
-            self._aside.launch()
-        ):  # after run_tiles: until then the link is busy, and slots are read that may go
+        # After run_tiles: until then the link is busy, and slots are read that may go.
+        with self._aside.launch():
             step.fetch_ahead(table, place)
         self._aside.keep(call, guess, soon)
 
@@ -255,9 +254,7 @@ class DeviceBackend(ExpertBackend):
             weight, self._learnt = LEARN if self._learnt else 1.0, True
             (fixed, tile), (was_fixed, was) = answers.line(), self._host
             self._host = (was_fixed + weight * (fixed - was_fixed), was + weight * (tile - was))
-        elif (
-            self._unasked >= ASK_AGAIN
-        ):  # what was slow then may be fast now: ask, and learn from the answers
+        elif self._unasked >= ASK_AGAIN:  # what was slow then may be fast now: ask and learn
             self._unasked, self._learnt, self._host = 0, False, self._first_guess()
         self.table.set_split(self._split())
 

@@ -22,7 +22,6 @@ struct Pairs {
     up = gate + (int64_t)l.tile_width * hidden;
     down_t = up + (int64_t)l.tile_width * hidden;
   }
-  void skip(int columns) { gate += columns * hidden, up += columns * hidden, down_t += columns * hidden; }
 
   template <int R, int C>
   FT_INLINE_MEMBER void columns(int i, const uint16_t* x, int64_t xs, float* g, float* u, int64_t gs) const {
