@@ -7,6 +7,7 @@
 
 One engine serves both ways in turns, and medians of the pairs' ratios are shown; without saving there are no
 anchors either. Saved states are counted: a row that saved none or computed its history again fails the bench.
+A model that keeps no states has the turn only.
 """
 
 from __future__ import annotations
@@ -107,12 +108,13 @@ def run(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for one in setups(args):
         with opened([one], prefix + tokens + 64, 2) as members:
-            prompts.learn(members[0].engine)
-            facts = _facts(members[0])
-            report.progress("prefill")
-            rows.append(facts | _prefill(members[0], prompts, prefix, args).row("prefill", prefix))
-            report.progress("decode")
-            rows.append(facts | _decode(members[0], prompts, tokens, args).row("decode", tokens))
+            facts = _facts(members[0], args)
+            if facts["state_mb"]:
+                prompts.learn(members[0].engine)
+                report.progress("prefill")
+                rows.append(facts | _prefill(members[0], prompts, prefix, args).row("prefill", prefix))
+                report.progress("decode")
+                rows.append(facts | _decode(members[0], prompts, tokens, args).row("decode", tokens))
             members.clear()
         if not args.no_http:
             rows.append(facts | _turn(one, prefix, args, report))
@@ -123,15 +125,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _facts(member: Member) -> dict[str, Any]:
+def _facts(member: Member, args: argparse.Namespace) -> dict[str, Any]:
     plan = member.engine.built.plan
-    if not plan.checkpoint_units:
+    if not plan.checkpoint_units and args.no_http:
         raise ConfigError(
             f"{plan.model_name} keeps no recurrent states, or there is no memory to save any.",
             code="no_states",
             hint="Name a model with recurrent layers: ft bench synth --geometry qwen3.6-35b-a3b.",
         )
-    state_bytes = member.engine.built.engine.memory.state_bytes
+    state_bytes = member.engine.built.engine.memory.state_bytes if plan.checkpoint_units else 0
     places = {"device_states": plan.checkpoint_units, "host_states": plan.checkpoint_slots}
     return {**member.facts, "state_mb": round(state_bytes / 1e6, 2), **places}
 
@@ -248,9 +250,8 @@ def _receipt(server: Server, request_id: str) -> dict[str, Any]:
 
 def _show(report: Report, rows: list[dict[str, Any]]) -> None:
     first = rows[0]
-    report.line(
-        f"{first['model']} ({first['geometry']}) on {first['device']}, a state {first['state_mb']} MB"
-    )
+    state = f"a state {first['state_mb']} MB" if first["state_mb"] else "no states to save"
+    report.line(f"{first['model']} ({first['geometry']}) on {first['device']}, {state}")
     body = []
     for r in rows:
         if r["case"] == "turn":

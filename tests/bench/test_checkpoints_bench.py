@@ -42,10 +42,14 @@ def test_a_simulated_device_pays_for_copies_on_its_own_clock(model, capsys):
     assert prefill["ms_without"] <= prefill["ms_saving"] and decode["ms_without"] <= decode["ms_saving"]
 
 
-def test_a_model_without_states_is_refused_by_name(tmp_path):
+def test_a_model_without_states_has_the_turn_only_and_is_refused_by_name_without_it(tmp_path, capsys):
     run_bench(synth, "--out", tmp_path / "m", "--tiny", "--no-measure", "--layers", 1)
+    words = ("--model", tmp_path / "m", "--device", "cpu", "--prefix", 320)
+    assert run_bench(checkpoints, *words, *ONCE) == 0
+    (turn,) = last_object(capsys)["rows"]
+    assert turn["case"] == "turn" and turn["reused"] and turn["state_mb"] == 0
     with pytest.raises(ConfigError, match="no recurrent states"):
-        run_bench(checkpoints, "--model", tmp_path / "m", "--device", "cpu", "--no-http", *ONCE)
+        run_bench(checkpoints, *words, "--no-http", *ONCE)
 
 
 def test_shares_are_medians_of_pairs_and_limits_are_judged():
