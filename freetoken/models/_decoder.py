@@ -30,7 +30,7 @@ from freetoken.core.interfaces import (
 from freetoken.core.model_config import ModelConfig
 from freetoken.kernels.gating import add_routed, widen
 from freetoken.layers.embedding import Embedding
-from freetoken.layers.linear import stack
+from freetoken.layers.linear import placed, stack
 from freetoken.layers.mlp import GatedMLP
 from freetoken.layers.moe import Router, SharedExpert
 from freetoken.layers.norm import RMSNorm
@@ -104,7 +104,8 @@ class Decoder(Model):
         self._device, self._offset = device, norm_offset
         place = device.torch_device
         top = LayerReader(source, -1, numerics, place)
-        self._embedding = Embedding(top.weight("model.embed_tokens.weight"), numerics.dtype)
+        table = top.weight("model.embed_tokens.weight")
+        self._embedding = Embedding(placed(table) if config.tie_embeddings else table, numerics.dtype)
         self._final_norm = RMSNorm(top("model.norm.weight"), config.norm_eps, norm_offset)
         head = self._embedding.weight if config.tie_embeddings else top.weight("lm_head.weight")
         self._head = stack([head], [None], exact=numerics.exact, int8=numerics.int8)

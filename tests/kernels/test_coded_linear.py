@@ -11,11 +11,12 @@ from freetoken.core import choices
 from freetoken.core.weights import CodedWeight
 from freetoken.kernels.coded_linear import MAKERS, coded_linear, native
 from freetoken.layers.embedding import Embedding
-from freetoken.layers.linear import CodedLinear, Linear, Stacked, stack
+from freetoken.layers.linear import CodedLinear, Linear, Stacked, placed, stack
 from freetoken.quant import _reading as reading
 from freetoken.quant._coded import CodedFormat
 
 FORMATS = [f for n in choices.names("freetoken.quant") if isinstance(f := reading.find(n), CodedFormat)]
+Q8_0 = next(f for f in FORMATS if f.name == "q8_0")
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
@@ -99,3 +100,16 @@ def test_plain_and_coded_projections_stand_side_by_side() -> None:
     assert torch.allclose(both(x), want, atol=1e-5)
     assert torch.allclose(both.add_to(torch.ones(4, 16), x), want + 1, atol=1e-5)
     assert isinstance(stack([torch.randn(3, 32)], [None]), Linear)
+
+
+@pytest.mark.skipif(not native.supports("cpu"), reason="no native library")
+def test_codes_of_a_large_matrix_lie_on_whole_huge_pages_once() -> None:
+    weight = weight_of(Q8_0, 2048, 1152)
+    once = placed(weight)
+    assert isinstance(once, CodedWeight) and torch.equal(once.packed, weight.packed)
+    assert once.packed.data_ptr() % (2 << 20) == 0 != weight.packed.data_ptr() % (2 << 20)
+    assert CodedLinear(once).weight.packed.data_ptr() == once.packed.data_ptr(), (
+        "what is placed is not copied"
+    )
+    small = weight_of(Q8_0, 8, 1152)
+    assert CodedLinear(small).weight.packed.data_ptr() == small.packed.data_ptr()

@@ -17,7 +17,9 @@ from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.interfaces import ModelFamily, Numerics
 from freetoken.devices.cpu import CpuDevice
 from freetoken.layers import rope as rope_layer
+from freetoken.layers.linear import Linear
 from freetoken.models import gpt_oss, llama, null, qwen2, qwen3, qwen3_5_moe, qwen3_moe
+from freetoken.models._decoder import Decoder
 from freetoken.weights.load import open_checkpoint
 from tests.models import checkpoints
 from tests.models.reference_experts import ReferenceExperts
@@ -144,6 +146,17 @@ def test_a_tied_checkpoint_may_still_carry_its_head(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     path = checkpoints.write(tmp_path / "b", raw, tensors)
     assert torch.equal(Runner(qwen3_moe.FAMILY, path).run([5, 6, 7]), want)
+
+
+def test_a_tied_head_is_the_embedding_and_no_copy_of_it(tmp_path: Path) -> None:
+    raw = {**qwen3_moe.TINY, "tie_word_embeddings": True, "vocab_size": 1 << 14}
+    model = Runner(
+        qwen3_moe.FAMILY, checkpoints.write(tmp_path, raw, checkpoints.random_tensors(qwen3_moe.FAMILY, raw))
+    ).model
+    assert isinstance(model, Decoder) and isinstance(model._head, Linear)
+    table = model._embedding.weight
+    assert isinstance(table, torch.Tensor) and table.numel() * 4 > 2 << 20, "large enough to be placed"
+    assert model._head.weight.data_ptr() == table.data_ptr()
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32], ids=str)

@@ -5,7 +5,7 @@
     linear_add(x, weight, bias, residual)   residual [.., N] + the same, both rounded
     linear_exact(x, weight, bias)   x [R, K] -> float32 [R, N]; a row's result depends on that row alone
 
-    place(weight)                   the weight where products read it fastest: itself, or a copy
+    place(weight)                   the weight where products read it fastest: itself, or a copy; a copy stays
 
 Neither mutates nor syncs.
 """
