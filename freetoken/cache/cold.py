@@ -126,6 +126,18 @@ class ColdPrefixes:
         self._need(nodes)
         self.store.carry_out()
 
+    def discard(self, node: Node, end: int) -> None:
+        """What lies behind `end` of a node is not to be trusted: the store shall not bring it back."""
+        nodes = _path(node)
+        keys, size = self._keys.of(nodes), self._size
+        for key in keys[max(end, node.start) // size + 1 : node.end // size + 1]:
+            for rest in (b"", *self.store.rests(key)):
+                self.store.discard(key, rest)
+        for position in [*self._marks(node), node.end]:
+            if position > end:
+                whole = position // size
+                self.store.discard(keys[whole], _tokens(nodes, whole * size, position).tobytes())
+
     def flush(self) -> None:
         """Keep everything that the tree holds; for an orderly stop."""
         for node in self.tree.nodes():

@@ -40,6 +40,7 @@ class ContextCache(PrefixCache):
         if store is not None:
             self.cold = ColdPrefixes(self.tree, keys, store, checkpoints)
             self.tree.on_evict = self.cold.leave
+            self.tree.on_distrust = self.cold.discard
             if checkpoints:
                 checkpoints.on_drop = self.cold.leave_state
         self.num_evicted = 0
@@ -78,8 +79,11 @@ class ContextCache(PrefixCache):
     def release(self, prefix: Prefix) -> None:
         self.tree.unlock(_lock(prefix))
 
-    def forget(self, prefix: Prefix, num_tokens: int) -> Sequence[int]:
-        return self.tree.forget(_lock(prefix), num_tokens)
+    def prove(self, prefix: Prefix, num_tokens: int) -> None:
+        self.tree.prove(_lock(prefix), num_tokens)
+
+    def forget(self, prefix: Prefix) -> Sequence[int]:
+        return self.tree.forget(_lock(prefix))
 
     def evict(self, num_pages: int) -> Sequence[int]:
         try:

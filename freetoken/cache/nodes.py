@@ -30,10 +30,15 @@ class Lock:
 
 
 class Node:
-    """tokens int32 [end - start]; locks = holds on this node or below, `holds` those that end here."""
+    """A run of tokens and what hangs on it.
+
+    tokens  int32 [end - start]
+    locks   holds on this node or below; `holds`: those that end here
+    proved  tokens before this position gave a finite answer (start: none of this node's)
+    """
 
     __slots__ = (
-        "children", "entry", "held", "holds", "level", "locks", "parent", "seen", "start", "tokens",
+        "children", "entry", "held", "holds", "level", "locks", "parent", "proved", "seen", "start", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, start: int, tokens: IntArray) -> None:
@@ -43,6 +48,7 @@ class Node:
         self.holds: list[Lock] = []
         self.level = 0.0
         self.seen = 0
+        self.proved = start
         self.entry: Any = None
         self.held: list[Any] = []
 

@@ -44,6 +44,7 @@ class PrefixTree:
             resource.index = index
         self.root = self._node(None, 0, _EMPTY)
         self.on_evict: Callable[[Node, int], None] = lambda node, end: None
+        self.on_distrust: Callable[[Node, int], None] = lambda node, end: None
         self.num_nodes = 0
         self.num_tokens = 0
         self._heap: list[tuple[tuple[int, float, int], int, Node]] = []
@@ -175,6 +176,7 @@ class PrefixTree:
         node.start, node.parent = at, upper
         upper.children[node.first] = node
         upper.level, upper.seen, upper.locks = node.level, node.seen, node.locks
+        upper.proved, node.proved = min(node.proved, at), max(node.proved, at)
         upper.holds = [hold for hold in node.holds if hold.position <= at]
         node.holds = [hold for hold in node.holds if hold.position > at]
         for hold in upper.holds:
@@ -223,18 +225,50 @@ class PrefixTree:
                 self._shorten(node, num_pages - len(self.pages.freed), dead=now[0] == 0)
         return self._freed()
 
-    def forget(self, lock: Lock, num_tokens: int) -> list[int]:
-        """Unlock, and drop the path's tokens behind `num_tokens` that nothing else stands on."""
-        node: Node | None = lock.node
+    def prove(self, lock: Lock, num_tokens: int) -> None:
+        """A finite answer stood on the first `num_tokens` that `lock` holds."""
+        count, node = min(num_tokens, lock.position), lock.node
+        while node.parent is not None:
+            end = min(node.end, count)
+            if node.start < end <= node.proved:
+                return
+            node.proved = max(node.proved, end)
+            node = node.parent
+
+    def forget(self, lock: Lock) -> list[int]:
+        """Unlock, and drop what nothing proves of the path, and what stands on that."""
+        node, below = lock.node, None
         self.unlock(lock)
-        while node is not None and node is not self.root and not node.children and node.end > num_tokens:
-            parent = node.parent
-            if node.locks or num_tokens > node.start:
-                self._cut(node, self._page_up(max(num_tokens, node.locked_end)))
-                break
-            self._remove(node)
-            node = parent
+        while node.parent is not None and node.proved == node.start:
+            node, below = node.parent, node
+        if node.parent is not None and node.proved < node.end:
+            doubted = list(node.children.values())
+        else:
+            doubted = [below] if below is not None else []
+        for child in doubted:
+            self._drop(child)
+        if node.parent is not None and node.proved < node.end and not node.children:
+            self._give_up(node, node.proved // self.page_size * self.page_size)
         return self._freed()
+
+    def _drop(self, top: Node) -> None:
+        """Give up a node and all below it that is not locked."""
+        order = [top]
+        for node in order:
+            order += node.children.values()
+        for node in reversed(order):
+            if not node.children:
+                self._give_up(node, node.start)
+
+    def _give_up(self, leaf: Node, end: int) -> None:
+        """Cut an untrusted leaf at a page's end, or behind what is locked; without either it goes."""
+        if leaf.locks:
+            end = max(end, self._page_up(leaf.locked_end))
+        self.on_distrust(leaf, max(end, leaf.start))
+        if end > leaf.start:
+            self._cut(leaf, end)
+        else:
+            self._remove(leaf)
 
     def changed(self, node: Node) -> None:
         """A resource lost something here: the node may be worth less now."""
@@ -259,6 +293,7 @@ class PrefixTree:
             resource.cut(node, end)
         self.num_tokens -= node.end - end
         node.tokens = node.tokens[: end - node.start].copy()
+        node.proved = min(node.proved, end)
         self._offer(node)
 
     def _remove(self, node: Node) -> None:
@@ -332,6 +367,9 @@ class PrefixTree:
             assert node.locks == below + len(node.holds), "locks are miscounted"
             assert all(node.start < hold.position <= node.end for hold in node.holds), "a lock is astray"
             assert self._key(node) is None or node.entry is not None, "a candidate is not queued"
+            assert node.start <= node.proved <= node.end, "proved beyond its tokens"
+            above = node.parent.proved == node.parent.end if node.parent is not self.root else True
+            assert above or node.proved == node.start, "proved on doubtful ground"
         assert len(set(pages)) == len(pages) == self.pages.num_pages, "a page is owned twice"
 
 

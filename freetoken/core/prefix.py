@@ -171,6 +171,10 @@ class ColdStore(abc.ABC):
     @abc.abstractmethod
     def load_state(self, key: bytes, rest: bytes, slot: int) -> bool: ...
 
+    @abc.abstractmethod
+    def discard(self, key: bytes, rest: bytes) -> None:
+        """Keep neither page nor state of a place: what they hold is not to be trusted."""
+
     def carry_out(self) -> None:
         """Start, as one batch, what was put and loaded since the last call.
 
@@ -190,7 +194,8 @@ class ColdStore(abc.ABC):
 class PrefixCache(abc.ABC):
     """Computed tokens that can be used again.
 
-    A locked prefix moves forward with its request by `commit` and ends by `release` or `forget`.
+    A locked prefix moves forward with its request by `commit` and ends by `release` or `forget`. Its tokens
+    are proved once a finite answer stood on them: not-a-numbers would have reached it.
     keeps  False: nothing committed will ever be matched
     """
 
@@ -229,8 +234,12 @@ class PrefixCache(abc.ABC):
     @abc.abstractmethod
     def release(self, prefix: Prefix) -> None: ...
 
-    def forget(self, prefix: Prefix, num_tokens: int) -> Sequence[int]:
-        """Release, and drop what lies behind `num_tokens` as far as nobody else uses it; returns pages."""
+    def prove(self, prefix: Prefix, num_tokens: int) -> None:
+        """The first `num_tokens`, as far as the prefix locks them, gave a finite answer."""
+
+    def forget(self, prefix: Prefix) -> Sequence[int]:
+        """Release after a failure: of its path, drop what nothing has proved, with all that stands on it
+        and nobody uses, wherever it is kept; returns pages."""
         self.release(prefix)
         return ()
 

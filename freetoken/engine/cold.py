@@ -95,6 +95,15 @@ class ColdTier(ColdStore):
             self._add_state(entry, slot, loads=True)
         return entry is not None
 
+    def discard(self, key: bytes, rest: bytes) -> None:
+        for kind in (PAGE, STATE):
+            name = _name(kind, key, rest)
+            if (entry := self._held.pop(name, None)) is not None:
+                self._units.give_back(entry.units, entry.last)
+            if self._disk is not None:
+                self._disk.discard(name)
+            self._forget(name)
+
     def carry_out(self) -> None:
         self._end_run()
         if not self._pairs:

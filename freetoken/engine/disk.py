@@ -72,6 +72,11 @@ class DiskTier:
         self.num_read += sum(piece.numel() for piece in pieces)
         return True
 
+    def discard(self, name: str) -> None:
+        """Drop an entry, if it is there."""
+        if name in self._sizes:
+            self._guard(lambda: self._remove(name))
+
     def _read(self, path: Path, pieces: Sequence[Tensor]) -> bool:
         """Straight into the pieces, which hold anything after a False."""
         crc, size = 0, 0

@@ -183,6 +183,7 @@ class Reuse:
             tail = self.pages.take(1)[0]
             self.mover.copy_page(request.page_ids[num_tokens // self.page_size], tail)
         self._commit(request, num_tokens, tail)
+        self._prove(request)
 
     def leave(self, request: Request, *, keep: bool) -> None:
         """Everything back: computed tokens and states to the cache if they are to be kept."""
@@ -191,12 +192,13 @@ class Reuse:
             self._donate_state(request, computed)
             whole, rest = divmod(computed, self.page_size)
             self._commit(request, computed, request.page_ids[whole] if rest else -1)
+            self._prove(request)
             self.pages.give_back(request.page_ids[request.num_shared : whole])
             self.pages.give_back(request.page_ids[whole + (rest > 0) :])
             self.cache.release(request.prefix)
         else:
             self.pages.give_back(request.page_ids[request.num_shared :])
-            self.pages.give_back(self.cache.forget(request.prefix, request.num_cached))
+            self.pages.give_back(self.cache.forget(request.prefix))
         for checkpoint in request.saved:
             self.cache.discard(checkpoint)
         request.saved.clear()
@@ -240,6 +242,11 @@ class Reuse:
             ready = [c for c in request.saved if c.position <= end]
             request.saved = [c for c in request.saved if c.position > end]
             self.cache.attach(request.prefix, ready)
+
+    def _prove(self, request: Request) -> None:
+        """All tokens but the newest have an answer behind them, once there is one."""
+        if request.num_output:
+            self.cache.prove(request.prefix, request.num_tokens - 1)
 
     def _donate_state(self, request: Request, computed: int) -> None:
         """The state behind the last computed token; nobody writes it any more."""

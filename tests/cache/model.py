@@ -88,6 +88,10 @@ class Shelf(ColdStore):
         self.mover.slot[slot] = found
         return found != ()
 
+    def discard(self, key, rest):
+        for kind in ("page", "state"):
+            self.held.pop((kind, key, rest), None)
+
     def damage(self) -> None:
         if self.held:
             self.damaged.add(next(iter(self.held)))
@@ -142,7 +146,7 @@ class World:
         self.cache = ContextCache(page, self.checkpoints, self.store)
         self.players: list[Player] = []
         self.seen: list[Tokens] = []
-        self.known: set[Tokens] = {()}
+        self.proved: set[Tokens] = {()}
 
     # --- what players do ---
 
@@ -182,17 +186,20 @@ class World:
         ids, before = np.array(tokens, np.int32), self.closure()
         at = self.cache.match(ids, len(ids) - 1, group)
         self.cache.release(at)
-
-        def pages(count: int):
-            return self.pages.take(count) if count <= self.pages.num_free else None
-
-        came, back = self.cache.revive(ids, len(ids) - 1, group, pages)
-        self.pages.give_back(back)
+        came = self._revive(tokens, len(ids) - 1, group)
         added = self.closure() - before
         assert added <= {tokens[:n] for n in range(len(tokens))}, "something else came back"
         now = self.cache.match(ids, len(ids) - 1, group)
         self.cache.release(now)
         assert now.num_tokens > at.num_tokens if came else not added, "it came for nothing"
+
+    def _revive(self, tokens: Tokens, limit: int, group: str) -> bool:
+        def pages(count: int):
+            return self.pages.take(count) if count <= self.pages.num_free else None
+
+        came, back = self.cache.revive(np.array(tokens, np.int32), limit, group, pages)
+        self.pages.give_back(back)
+        return came
 
     def compute(self, player: Player, count: int) -> None:
         for _ in range(min(count, len(player.tokens) - player.done)):
@@ -242,12 +249,38 @@ class World:
         self._leave(player, whole + (rest > 0))
         self.cache.release(player.prefix)
 
+    def prove(self, player: Player) -> None:
+        """What it has computed gave an answer."""
+        end = min(player.done, player.prefix.lock.position)
+        self.cache.prove(player.prefix, player.done)
+        self.proved |= {player.tokens[:n] for n in range(end + 1)}
+
     def fail(self, player: Player) -> None:
-        """What it committed is not to be trusted."""
+        """What was handed over is not to be trusted unless it is proved, nor what stands on it."""
         self._leave(player, player.shared)
-        before = self.closure()
-        self.pages.give_back(self.cache.forget(player.prefix, 0))
-        assert self.closure() <= before
+        before, tokens = self.closure(), player.tokens[: player.prefix.lock.position]
+        sound = max(n for n in range(len(tokens) + 1) if tokens[:n] in self.proved)
+        self.pages.give_back(self.cache.forget(player.prefix))
+        after = self.closure()
+        assert after <= before
+        for known in after:
+            if len(known) > sound and known[: sound + 1] == tokens[: sound + 1]:
+                assert self._is_held(known), "what nothing proved is still there"
+        least = sound // self.size * self.size
+        assert all(t not in self.proved or len(t) > least for t in before - after), "it dropped what is sound"
+        self.proved &= after
+        if self.store is not None and tokens:
+            self._revive(tokens, len(tokens), "")
+            assert all(len(t) <= sound for t in self.closure() - after), "the store brings it back"
+
+    def _is_held(self, known: Tokens) -> bool:
+        """Some player's lock holds these tokens, or the page in which it ends."""
+        for player in self.players:
+            end = player.prefix.lock.position
+            up = -(-end // self.size) * self.size
+            if len(known) <= up and known[:end] == player.tokens[: len(known)][:end]:
+                return True
+        return False
 
     def _leave(self, player: Player, num_handed: int) -> None:
         self.players.remove(player)
@@ -267,6 +300,7 @@ class World:
         freed = self.cache.evict(count)
         self.pages.give_back(freed)
         after = self.closure()
+        self.proved &= after
         assert after <= before, "an eviction adds nothing"
         for player in self.players:
             lock = player.prefix.lock
@@ -295,6 +329,13 @@ class World:
 
     def closure(self) -> set[Tokens]:
         return {tokens[:n] for tokens, _ in self.paths() for n in range(len(tokens) + 1)} | {()}
+
+    def _proved_by_the_tree(self) -> set[Tokens]:
+        out: set[Tokens] = {()}
+        for node in self.cache.tree.nodes():
+            tokens = tuple(int(t) for n in _way(node) for t in n.tokens)
+            out |= {tokens[:n] for n in range(node.start + 1, node.proved + 1)}
+        return out
 
     def useless(self) -> set[Tokens]:
         """Prefixes on whole unlocked pages of leaves, behind every checkpoint and lock."""
@@ -327,6 +368,7 @@ class World:
 
     def check(self) -> None:
         self.cache.check()
+        assert self._proved_by_the_tree() == self.proved, "the tree proves more, or less"
         self.pages.check()
         self.units.check()
         own = [p for player in self.players for p in player.pages[player.shared :]]
@@ -335,6 +377,15 @@ class World:
         if self.checkpoints:
             for checkpoint in self.checkpoints._slot_of.values():
                 assert (checkpoint.unit, checkpoint.slot) != (-1, -1)
+
+
+def _way(node) -> list:
+    """Nodes from below the root to this one."""
+    out = []
+    while node.parent is not None:
+        out.append(node)
+        node = node.parent
+    return out[::-1]
 
 
 def _same(a: Tokens, b: Tokens) -> list[bool]:
@@ -370,8 +421,10 @@ def act(rng: random.Random, world: World) -> None:
         world.compute(rng.choice(players), rng.randrange(1, 9))
     elif kind < 0.62 and players:
         world.save(rng.choice(players), group)
-    elif kind < 0.72 and players:
+    elif kind < 0.7 and players:
         world.commit(rng.choice(players))
+    elif kind < 0.76 and players:
+        world.prove(rng.choice(players))
     elif kind < 0.84 and players:
         world.finish(rng.choice(players), donate=rng.random() < 0.5)
     elif kind < 0.88 and players:

@@ -54,6 +54,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.w.players)
     @rule(data=st.data())
+    def prove(self, data):
+        self.w.prove(self.draw(data))
+
+    @precondition(lambda self: self.w.players)
+    @rule(data=st.data())
     def fail(self, data):
         self.w.fail(self.draw(data))
 

@@ -166,6 +166,40 @@ def test_what_a_failed_request_computed_is_forgotten():
     bench.check_empty()
 
 
+@pytest.mark.parametrize("leader_ends", ["fails first", "is aborted"])
+def test_what_a_failing_prompt_had_from_another_is_not_offered_again(leader_ends):
+    """The follower resumes behind what the leader handed over on the way, before any answer stood on it."""
+    bench = Bench(slots=20, pages=200)
+    base = [50, *prompt(1, 60)]
+    bench.model.nan_row_of = 50
+    bench.submit("leader", [*base, *prompt(2, 60)], anchors=[20, 40, 60])
+    bench.steps(9)
+    bench.submit("follower", [*base[:58], *prompt(3, 90)], anchors=[20, 40])
+    bench.steps(3)
+    assert bench.engine.scheduler.find("follower").num_cached == 40
+    if leader_ends == "is aborted":
+        bench.engine.abort("leader")
+    bench.run()
+    assert bench.finish("follower") is FinishReason.ERROR
+    bench.model.nan_row_of = -1
+    assert ask(bench, "again", base) == 0, "the doubtful beginning is gone"
+    assert ask(bench, "third", [*base, 5]) > 0, "a finite answer has proved it"
+    bench.check_empty()
+
+
+def test_a_failure_costs_only_what_no_answer_stands_on():
+    bench = Bench(slots=20, pages=200)
+    base = [50, *prompt(1, 40)]
+    ask(bench, "good", base, anchors=[20, 40])
+    bench.model.nan_row_of = 50
+    bench.submit("bad", [*base, *prompt(2, 20)])
+    bench.run()
+    assert bench.finish("bad") is FinishReason.ERROR
+    bench.model.nan_row_of = -1
+    assert ask(bench, "again", [*base, *prompt(3, 20)]) >= 40
+    bench.check_empty()
+
+
 def test_a_broken_step_does_not_spoil_what_was_cached_before():
     bench = Bench(slots=8)
     ids = prompt(1, 30)
