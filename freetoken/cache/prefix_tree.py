@@ -368,8 +368,9 @@ class PrefixTree:
             assert all(node.start < hold.position <= node.end for hold in node.holds), "a lock is astray"
             assert self._key(node) is None or node.entry is not None, "a candidate is not queued"
             assert node.start <= node.proved <= node.end, "proved beyond its tokens"
-            above = node.parent.proved == node.parent.end if node.parent is not self.root else True
-            assert above or node.proved == node.start, "proved on doubtful ground"
+            above = node.parent
+            is_sound = above is None or above is self.root or above.proved == above.end
+            assert is_sound or node.proved == node.start, "proved on doubtful ground"
         assert len(set(pages)) == len(pages) == self.pages.num_pages, "a page is owned twice"
 
 

@@ -139,7 +139,7 @@ class Request:
     save_positions  prompt positions whose state is worth saving, still to come, ascending
     save_at         save the state once this many tokens are computed, -1 = none
     saved           checkpoints not yet given to the cache
-    state_broken    a dropped job has half advanced the state
+    state_broken    a dropped forward has half advanced the state
     leader          a running request whose prefill this one waits for, until leads_to tokens are handed over
     arrived_s       on the device's clock; queued_s: from then to the first computation, -1 = still to come
     """

@@ -3,7 +3,8 @@
     step:  read inbox -> schedule -> launch forward n+1 -> collect step n -> sample n+1 -> hand out
 Owns the scheduler, the runner and live memory. Everything else talks to it through messages;
 outputs leave once a step through `sink`. A request is at most one step behind (`run_ahead`); what
-ended meanwhile is dropped before sampling. A failed step fails its requests, never the engine's thread.
+ended meanwhile is dropped before sampling. A failed step fails its requests, never the engine's thread;
+one that finds no device memory for its activations is tried again in smaller chunks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+from torch import OutOfMemoryError
 
 from freetoken.core.batch import Segment
 from freetoken.core.errors import BusyError, ContextLengthError, DeviceError, FreeTokenError
@@ -84,6 +86,7 @@ class Engine:
         self._flight: _InFlight | None = None
         self._job: PrefillJob | None = None
         self._job_works: tuple[Work, ...] = ()
+        self._due: tuple[Work, ...] | None = None
         self._pending_resize: _Resize | None = None
         self._collected_s = 0.0
         self._failed_steps = 0
@@ -227,13 +230,14 @@ class Engine:
             self._step()
             self._failed_steps = 0
         except Exception as e:  # the boundary: nothing may kill the thread
-            self._fail_all(e)
+            self._recover(e)
 
     def _step(self) -> None:
         started = self.device.clock.now()
         if self._pending_resize is not None and self._job is None:
             self._resize_now()
         schedule = self._schedule()
+        self._due = schedule.batch
         if schedule.job:
             self._start_job(schedule.job)
         self._advance_job(interpose=bool(schedule.batch))
@@ -241,6 +245,7 @@ class Engine:
         if schedule.batch:
             launched = self.runner.launch([self._segment(w) for w in schedule.batch])
             self.scheduler.launched(schedule.batch)
+        self._due = None
         self._collect()
         if launched is not None:
             self._sample(schedule.batch, launched, started)
@@ -362,7 +367,7 @@ class Engine:
         self._job_works = works
         segments = [self._segment(w) for w in works]
         self.on_job(segments)
-        self._job = PrefillJob(self.runner, segments, self.plan.chunk_tokens)
+        self._job = PrefillJob(self.runner, segments, self.scheduler.limits.chunk_tokens)
 
     def _advance_job(self, *, interpose: bool) -> None:
         """Run units until the job is complete or a running stream's next token is due.
@@ -394,10 +399,9 @@ class Engine:
 
     def _end_job(self, *, committed: bool) -> None:
         """Commit or drop the macro-chunk; its doomed members leave now."""
-        if self._job is None:
-            return
-        self._job.close()
-        self._job = None
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
         self.scheduler.job_ended(committed=committed)
         for work in self._job_works:
             if work.request.doomed:
@@ -421,6 +425,32 @@ class Engine:
         self.stats.failed += 1
         self.scheduler.release(request, FinishReason.ERROR)
         self._outputs.append(Output(request.id, finish=FinishReason.ERROR, error=error))
+
+    def _recover(self, error: Exception) -> None:
+        """A step broke; what could only be too large is tried again, the rest fails."""
+        due, self._due = self._due, None
+        try:
+            if isinstance(error, OutOfMemoryError) and due is not None and self._retry_smaller(due):
+                log.warning("no memory for a step: %s", error)
+                return
+        except Exception as e:
+            error = e
+        self._fail_all(error)
+
+    def _retry_smaller(self, due: Sequence[Work]) -> bool:
+        """Let what was about to run wait again, and halve the chunks; False if they are small already.
+
+        States are half advanced, so each request comes back from what the prefix cache has of it.
+        """
+        if not self.scheduler.halve_chunks():
+            return False
+        self._collect()
+        self.runner.experts.rest()
+        works = [*due, *self._job_works]
+        self._end_job(committed=False)
+        self.scheduler.retry(works)
+        self.stats.halved_chunks += 1
+        return True
 
     def _fail_all(self, error: Exception) -> None:
         """A step broke: its requests fail with a typed error, waiting ones go on.

@@ -209,8 +209,8 @@ class Reuse:
             self.states.give_back([request.state_id])
         request.state_id = -1
 
-    def job_dropped(self, request: Request) -> None:
-        """Its forward ended half way: what lies behind `num_computed` was never written whole."""
+    def step_dropped(self, request: Request) -> None:
+        """Its forward, a step's or a job's, ended half way: what lies behind `num_computed` is not whole."""
         request.state_broken = True
         for checkpoint in [c for c in request.saved if c.position > request.num_computed]:
             request.saved.remove(checkpoint)

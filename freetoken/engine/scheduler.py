@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from freetoken.cache.pages import UnitAllocator
@@ -146,6 +146,24 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.appendleft(request)
 
+    def halve_chunks(self) -> bool:
+        """Prefill in steps of half the size from now on; False at a page."""
+        half = self.limits.chunk_tokens // 2
+        if half < self.limits.page_size:
+            return False
+        macro = max(self.limits.macro_tokens // 2, half)
+        self.limits = replace(self.limits, chunk_tokens=half, macro_tokens=macro)
+        return True
+
+    def retry(self, works: Sequence[Work]) -> None:
+        """These were scheduled and never ran whole: their requests wait again, the oldest first."""
+        for work in sorted(works, key=lambda w: w.request.number, reverse=True):
+            request = work.request
+            if request in self.running:
+                request.num_computed = work.start
+                self.reuse.step_dropped(request)
+                self.preempt(request)
+
     # --- one step ---
 
     def schedule(self, *, in_flight: bool, job_active: bool) -> Schedule:
@@ -181,7 +199,7 @@ class Scheduler:
             if request.finish is not None:
                 continue
             if not committed:
-                self.reuse.job_dropped(request)
+                self.reuse.step_dropped(request)
                 continue
             request.num_computed += work.num_tokens
             self.reuse.launched(request)

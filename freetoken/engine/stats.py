@@ -25,6 +25,7 @@ class EngineStats:
     steps: int = 0
     jobs: int = 0
     resizes: int = 0
+    halved_chunks: int = 0
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
     step_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=512))
 
@@ -51,6 +52,7 @@ class EngineStats:
             "steps": self.steps,
             "jobs": self.jobs,
             "resizes": self.resizes,
+            "halved_chunks": self.halved_chunks,
             "decode_tok_s": sum(self.step_tokens) / total if total else 0.0,
             "step_ms_p50": 1000 * times[len(times) // 2] if times else 0.0,
             "step_ms_p95": 1000 * times[int(len(times) * 0.95)] if times else 0.0,

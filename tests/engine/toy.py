@@ -106,6 +106,7 @@ class ToyModel(Model):
         self.charge = lambda num_bytes, flops: None
         self.fail_at = -1
         self.nan_row_of = -1
+        self.most_rows = 1 << 30
         self.forwards = 0
 
     def embed(self, batch: Batch):
@@ -117,6 +118,8 @@ class ToyModel(Model):
 
     def mix(self, layer: int, h, batch: Batch):
         """h float64 [T, 1]: after the last layer, the token that should follow each row."""
+        if layer and batch.num_rows > self.most_rows:
+            raise torch.OutOfMemoryError(f"{batch.num_rows} rows")
         pages = self.kv.view().view(torch.int64).view(-1, 2, PAGE)
         states = self.state.view().view(torch.int64).view(-1, 2)
         answers = torch.zeros_like(h)
