@@ -32,11 +32,20 @@ from freetoken.bench._bound import bounds, least
 from freetoken.bench._report import Report, add_report_arguments
 from freetoken.bench._sessions import AGENTS, HARDER, Agent
 from freetoken.core.errors import ConfigError, nearest
+from freetoken.core.generate import LEAST_LOSS
 from freetoken.core.options import Options
 
 HELP = "what agents that edit their history compute again, against the bound; simulated or on a real model"
 BASE_TOKENS = 24500
+TRIES = 6
 TAIL = "page or anchor tail"
+REASONS = {
+    TAIL: "what lies behind the last page or anchor ahead of the edit",
+    "no_state": "known, but the edit lies inside a block and states stand at its edges",
+    "evicted": "known once, and given up for want of memory",
+    "cache_off": "nothing is kept",
+}
+"""Why tokens beyond the bound were computed again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     lists: list[dict[str, object]] = []
     for name, agent in agents.items():
-        interval = 4096
+        interval, wanted = 4096, 0
         for mode in [m for m in MODES if m in args.mode]:
             report.progress(f"{name}: {mode}")
-            with _runner(args, mode, interval) as runner:
-                turns = [runner.run(ask) for ask in agent.asks(base, args.turns or agent.turns)]
-                saved = runner.num_saved
+            turns, saved = _play(args, agent, base, mode, interval)
             if mode == "anchors":
-                interval = max(sum(t.computed for t in turns) // max(saved, 1), 1)
+                interval, wanted = max(sum(t.computed for t in turns) // max(saved, 1), 1), saved
+            elif mode == "fixed" and wanted:
+                turns, saved = _equal_count(args, agent, base, (interval, wanted), (turns, saved))
             if mode == args.mode[0]:
                 lists += token_rows(name, turns)
             rows.append(_row(name, mode, turns, saved))
@@ -80,6 +89,32 @@ def run(args: argparse.Namespace) -> int:
     report.chart(_chart(rows))
     machine = None if args.model or args.counts else f"simulated: {args.machine}, {GEOMETRY}"
     return report.finish(rows, machine)
+
+
+def _play(
+    args: argparse.Namespace, agent: Agent, base: int, mode: str, interval: int
+) -> tuple[list[Turn], int]:
+    """An agent's session in one mode, and how many states it saved."""
+    with _runner(args, mode, interval) as runner:
+        turns = [runner.run(ask) for ask in agent.asks(base, args.turns or agent.turns)]
+        return turns, runner.num_saved
+
+
+def _equal_count(
+    args: argparse.Namespace, agent: Agent, base: int, start: tuple[int, int], first: tuple[list[Turn], int]
+) -> tuple[list[Turn], int]:
+    """Intervals that save as many states as anchors did, within 3 % if any do: the nearest of a few tries.
+
+    start  the interval of `first`, and how many states are wanted
+    """
+    (interval, wanted), best, last = start, first, first
+    for _ in range(TRIES):
+        if abs(best[1] - wanted) <= 0.03 * wanted:
+            break
+        interval = max(round(interval * last[1] / wanted), 1)
+        last = _play(args, agent, base, "fixed", interval)
+        best = min(best, last, key=lambda found: abs(found[1] - wanted))
+    return best
 
 
 def _agents(args: argparse.Namespace) -> dict[str, Agent]:
@@ -206,7 +241,16 @@ def _show(report: Report, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         if row["mode"] == "anchors" and row["over_bound"]:
             parts = ", ".join(f"{count} {cause}" for cause, count in row["over_bound"].items())
-            report.line(f"  {row['agent']}: over the bound {parts}")
+            report.line(f"  {row['agent']}: over the bound {parts}{_edits(row['turns'])}")
+    for cause in REASONS:
+        if any(cause in row["over_bound"] for row in rows):
+            report.line(f"  {cause}: {REASONS[cause]}")
+
+
+def _edits(turns: Sequence[dict[str, Any]]) -> str:
+    """What was edited where more than a tail was lost."""
+    found = Counter(turn["edit"] for turn in turns if turn["lost"] > LEAST_LOSS and turn["edit"])
+    return "".join(f"; {count} x {edit}" for edit, count in found.most_common())
 
 
 def _seconds(row: dict[str, Any]) -> tuple[str, str, str]:

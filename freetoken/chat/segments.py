@@ -15,17 +15,18 @@ import numpy as np
 
 from freetoken.chat.tokenizer import IntArray, Tokenizer
 
-MAX_CHARS = 16 << 20
-"""Text remembered, in characters; with its ids about three times as many bytes."""
+MAX_BYTES = 48 << 20
+ENTRY_BYTES = 320
+"""What a piece takes beside its text and its ids: short pieces count, too."""
 PROBES = (" a b", "x", "\n", "\n\n  def f(x):\n", "7 + 8", "\u00e9\U0001f600", "\u0338z", "  ", "A")
 
 
 class SegmentMemo:
     """Ids of text pieces, most recently used ones kept. Safe from any thread."""
 
-    def __init__(self, max_chars: int = MAX_CHARS) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.num_hits = self.num_misses = 0
-        self._max_chars, self._chars = max_chars, 0
+        self.max_bytes, self.num_bytes = max_bytes, 0
         self._ids: OrderedDict[tuple[str, bool], IntArray] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -41,13 +42,17 @@ class SegmentMemo:
             self.num_misses += 1
         ids = encode(text)
         with self._lock:
-            if key not in self._ids and len(text) <= self._max_chars:
+            if key not in self._ids and _bytes_of(text, ids) <= self.max_bytes:
                 self._ids[key] = ids
-                self._chars += len(text)
-            while self._chars > self._max_chars:
-                (old, _), _ = self._ids.popitem(last=False)
-                self._chars -= len(old)
+                self.num_bytes += _bytes_of(text, ids)
+            while self.num_bytes > self.max_bytes:
+                (old, _), its_ids = self._ids.popitem(last=False)
+                self.num_bytes -= _bytes_of(old, its_ids)
         return ids
+
+
+def _bytes_of(text: str, ids: IntArray) -> int:
+    return len(text) * (1 if text.isascii() else 4) + ids.nbytes + ENTRY_BYTES
 
 
 def is_separable(tokenizer: Tokenizer, control: Sequence[str]) -> bool:

@@ -68,11 +68,18 @@ def test_anchors_beat_their_absence(capsys):
     computed = {(row["agent"], row["mode"]): row["computed"] for row in rows}
     assert computed["openclaw", "anchors"] < computed["openclaw", "fixed"]
     assert computed["openclaw", "anchors"] < computed["openclaw", "none"]
+    saved = {row["mode"]: row["checkpoints_saved"] for row in rows}
+    assert abs(saved["fixed"] - saved["anchors"]) <= 0.1 * saved["anchors"], saved
 
 
 def test_a_harder_edit_says_what_was_lost(capsys):
-    words = ("--agent", "inside-edit", "--mode", "anchors", "--base", "60", "--turns", "3", "--counts")
-    (row,) = bench(capsys, *words)
+    words = ["--agent", "inside-edit", "--mode", "anchors", "--base", "60", "--turns", "3", "--counts"]
+    assert main.main(["bench", "agents", "--json", *words]) == 0
+    said = capsys.readouterr()
+    (row,), text = json.loads(said.out.splitlines()[-1])["rows"], said.err.splitlines()
+    assert row["over_bound"]["no_state"] > 20, row["over_bound"]
+    assert any("81 no_state" in line and "1 x text_changed" in line for line in text), text
+    assert any(line.strip().startswith("no_state: ") for line in text), "the reason in words"
     edits = [(turn["edit"], turn["where"]) for turn in row["turns"]]
     assert any(edit == "text_changed" and where.endswith("(tool)") for edit, where in edits), edits
 

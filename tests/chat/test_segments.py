@@ -65,7 +65,7 @@ def test_a_long_history_costs_only_what_is_new() -> None:
 
 
 def test_what_is_remembered_stays_within_its_bound() -> None:
-    memo, calls = SegmentMemo(max_chars=100), []
+    memo, calls = SegmentMemo(max_bytes=5 * 400), []
 
     def encode(text: str) -> np.ndarray:
         calls.append(text)
@@ -73,8 +73,9 @@ def test_what_is_remembered_stays_within_its_bound() -> None:
 
     for i in range(30):
         memo.encode(f"{i:020d}", False, encode)
-    memo.encode("x" * 1000, False, encode)
-    assert memo._chars <= 100 and len(calls) == 31
+        assert memo.num_bytes <= memo.max_bytes
+    memo.encode("x" * 2000, False, encode)
+    assert len(memo._ids) == 5 and len(calls) == 31, "what is larger than the bound displaces nothing"
     memo.encode(f"{29:020d}", False, encode)
     assert len(calls) == 31, "the newest pieces are kept"
     memo.encode(f"{29:020d}", True, encode)
@@ -82,7 +83,7 @@ def test_what_is_remembered_stays_within_its_bound() -> None:
 
 
 def test_threads_share_a_memo() -> None:
-    memo = SegmentMemo(max_chars=50)
+    memo = SegmentMemo(max_bytes=4000)
     wrong = []
 
     def work(seed: int) -> None:
