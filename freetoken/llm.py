@@ -286,7 +286,7 @@ class LLM:
             sampling,
             prompt.anchor_positions,
             prompt.anchor_ids,
-            group=params.session or conversation.opening_id,
+            group=params.session or codec.normal_form(conversation).opening_id,
             constraint=constraint,
         )
         asked = codec.asked(conversation, prompt, submit.group)

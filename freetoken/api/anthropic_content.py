@@ -1,8 +1,7 @@
 """Anthropic's content blocks, system texts and tools, brought to the Conversation's neutral form.
 
 Owns what each block means: tool results become tool turns, thoughts go back to where they came from
-(out of the signature if the client never saw them), the billing line of one agent is dropped because
-it changes with every prompt. Blocks that a text model can't read are refused by name.
+(out of the signature if the client never saw them). Blocks that a text model can't read are refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from freetoken.chat.conversation import Message, Tool, ToolCall
 from freetoken.core.errors import RequestError
 from freetoken.core.log import logger
 
-BILLING = "x-anthropic-billing-header:"
 _HOSTED = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset", "advisor")
 _SILENT = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result")
 _log = logger("api")
@@ -37,14 +35,11 @@ class Turn(msgspec.Struct):
 
 
 def system_turns(system: str | Sequence[Block] | None) -> tuple[Message, ...]:
-    """The top-level system text as turns: none or one."""
+    """The top-level system text as turns: none or one. Blocks are joined by lines."""
     if isinstance(system, str):
-        first, _, rest = system.partition("\n")
-        texts = [rest if first.startswith(BILLING) else system]
+        texts = [system]
     else:
-        blocks = enumerate(system or [])
-        texts = [_text(block, f"system[{i}]") for i, block in blocks]
-        texts = [text for text in texts if not text.startswith(BILLING)]
+        texts = [_text(block, f"system[{i}]") for i, block in enumerate(system or [])]
     whole = "\n".join(text for text in texts if text)
     return (Message("system", whole),) if whole.strip() else ()
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from freetoken.chat.conversation import Conversation
+from freetoken.chat.nonces import without_nonces
 
 _HEADERS = ("x-claude-code-session-id", "session-id", "session_id", "x-session-id", "x-session-affinity")
 _AGENT_HEADER = "x-claude-code-agent-id"
@@ -41,7 +43,10 @@ def session_of(headers: Mapping[str, str], body: SessionFields, conversation: Co
     user = _text(body.user) or _text(body.safety_identifier) or _user_id(body.metadata)
     if not user:
         return ""
-    return _digest(user, conversation.opening_id if conversation else "")
+    if conversation is None:
+        return _digest(user, "")
+    opening = replace(conversation, messages=without_nonces(conversation.messages))
+    return _digest(user, opening.opening_id)
 
 
 def _sessions(metadata: object) -> Iterable[str]:

@@ -14,6 +14,7 @@ from scripted_llm import finish, say, think_then_call
 
 from freetoken.chat.events import Finish, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
 from freetoken.chat.events import Usage as Counts
+from freetoken.chat.nonces import without_nonces
 from freetoken.core.errors import ContextLengthError, DeviceError
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -135,7 +136,7 @@ def test_every_kind_of_history_becomes_neutral_turns(serve):
     assert reply.status_code == 200, reply.text
     asked = served.llm.asked[0]
     conversation, params = asked.prompt, asked.params
-    turns = [(m.role, m.content) for m in conversation.messages]
+    turns = [(m.role, m.content) for m in without_nonces(conversation.messages)]
     assert turns == [
         ("system", "Be brief.\nBe kind."),
         ("user", "One"),
@@ -166,12 +167,14 @@ def test_a_string_and_one_text_block_give_the_same_conversation(serve):
 
 
 @pytest.mark.parametrize("as_blocks", [True, False])
-def test_the_billing_line_never_reaches_the_prompt(serve, as_blocks):
+def test_the_billing_line_leads_the_system_turn_where_the_codec_drops_it(serve, as_blocks):
     served = serve()
     line = "x-anthropic-billing-header: cc_version=2.1.170.1f2; cc_entrypoint=cli; cch=0a1b2;"
     both = [{"type": "text", "text": line}, {"type": "text", "text": "Rest"}]
     ask(served, system=both if as_blocks else f"{line}\nRest")
-    assert [m.content for m in served.llm.asked[0].prompt.messages] == ["Rest", "Hi"]
+    turns = served.llm.asked[0].prompt.messages
+    assert [m.content for m in turns] == [f"{line}\nRest", "Hi"]
+    assert [m.content for m in without_nonces(turns)] == ["Rest", "Hi"]
 
 
 def test_omitted_thoughts_come_back_through_their_signature(serve):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_a_named_conversation_is_one_whatever_it_says(headers, fields):
 def test_a_persons_conversations_are_told_apart_by_their_openings(fields):
     assert name({}, ONE, **fields) == name({}, ONE, **fields) != name({}, TWO, **fields)
     assert name({}, None, **fields)
+
+
+def test_a_line_that_changes_with_every_request_makes_no_other_conversation():
+    head = "x-anthropic-billing-header: cc_version=2.1; cch={};\n"
+    one, two = (
+        replace(ONE, messages=(Message("system", head.format(i) + "a"), ONE.messages[1])) for i in "12"
+    )
+    assert name({}, one, user="u") == name({}, two, user="u") == name({}, ONE, user="u")
 
 
 def test_a_sub_agent_is_a_conversation_of_its_own():

@@ -113,10 +113,14 @@ def test_two_requests_that_differ_in_such_a_line_share_all_their_tokens() -> Non
     import freetoken
     from freetoken.chat.codec import ChatCodec
 
-    codec = ChatCodec.from_directory(Path(freetoken.__file__).parent / "data" / "demo-model")
+    path = Path(freetoken.__file__).parent / "data" / "demo-model"
+    codec, kept = ChatCodec.from_directory(path), ChatCodec.from_directory(path, drop_nonces=False)
     head = "x-anthropic-billing-header: cc_version=2.1.9.{}; cch={};\nYou are an agent."
-    one, two = (
-        codec.encode(Conversation((Message("system", head.format(i, i)), Message("user", "Go on.")))).ids
+    asked = [
+        Conversation((Message("system", head.format(i, i)), Message("user", "Go on.")))
         for i in ("1f2", "e07")
-    )
+    ]
+    one, two = (codec.encode(conversation).ids for conversation in asked)
     assert one.tolist() == two.tolist()
+    one, two = (kept.encode(conversation).ids for conversation in asked)
+    assert one.tolist() != two.tolist(), "the option keeps them"

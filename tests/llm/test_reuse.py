@@ -85,6 +85,24 @@ def test_a_request_knows_why_its_prefix_was_not_reused(llm):
     assert again.reuse.to_dict()["cause"] == "evicted" and again.reuse.lost > 64
 
 
+def test_prompts_that_differ_in_a_known_nonce_share_all_but_the_tail(llm):
+    """And they are one conversation, for the fair share of saved states."""
+    line, text = (
+        "x-anthropic-billing-header: cc_version=2.1; cch={};\n",
+        "You mind the harbour's letters. " * 150,
+    )
+    groups, submit = [], llm.built.engine.submit
+    llm.built.engine.submit = lambda what: (groups.append(what.group), submit(what))
+    try:
+        for i in range(2):
+            turns = (Message("system", line.format(i) + text), Message("user", "Who came today?"))
+            usage = fold(llm.submit_chat(Conversation(turns), GREEDY, f"n{i}")).finish.usage
+    finally:
+        llm.built.engine.submit = submit
+    assert usage.cached_tokens > 0.99 * usage.prompt_tokens > 600
+    assert groups[0] == groups[1] != ""
+
+
 def test_ids_that_were_asked_before_are_told_too(llm):
     ids = np.arange(300, 700, dtype=np.int32)
     fold(llm.submit_text(ids, GREEDY, "i1"))
