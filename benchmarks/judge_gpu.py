@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parent.parent
+NAMES = ("http", "suffix", "fused", "decode", "prefill", "elastic")
 NEEDED = (
     "torch",
     "numpy",
@@ -78,8 +79,7 @@ def phases(args: argparse.Namespace) -> list[Phase]:
         Phase("prefill", 80, ft("prefill", *on, *at_first, "--ablate", *few, "--prompt", *long)),
         Phase("elastic", 40, ft("elastic", *on, *at_first, *["--move", "1MiB"] * tiny)),
     ]
-    wanted = args.phases or ["http", "suffix", "fused", "decode", "prefill", "elastic"]
-    return [phase for name in wanted for phase in found if phase.name == name]
+    return [phase for name in args.phases for phase in found if phase.name == name]
 
 
 def peers(args: argparse.Namespace, shares: list[str], words: list[str]) -> list[str]:
@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--repeats", help="rounds of the HTTP and suffix phases")
-    parser.add_argument("--phases", nargs="+", choices=("http", "suffix", "fused", "decode", "prefill"))
+    parser.add_argument("--phases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script")
     args = parser.parse_args()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -6,6 +6,7 @@ run; the host reads or writes the table only after a synchronisation. Slot 0 is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -110,10 +111,10 @@ class SlotTable:
     def num_slots(self) -> int:
         return self.pool.num_units - 1
 
-    def set_split(self, split: tuple[float, float]) -> None:
-        """alpha and beta for every batch bucket; takes effect with the next layer-step."""
-        words = torch.tensor([max(-ONE, min(ONE, round(split[0] * ONE))), round(split[1] * ONE)])
-        host = words.int().repeat(BUCKETS, 1)
+    def set_splits(self, splits: Sequence[tuple[float, float]]) -> None:
+        """alpha and beta of each batch bucket; takes effect with the next layer-step."""
+        words = [[max(-ONE, min(ONE, round(alpha * ONE))), round(beta * ONE)] for alpha, beta in splits]
+        host = torch.tensor(words, dtype=torch.int32)
         host[HOST_ONLY] = torch.tensor([-ONE, 0])
         host = host.pin_memory() if self._device.torch_device.type == "cuda" else host
         self.table.split.copy_(host, non_blocking=True)

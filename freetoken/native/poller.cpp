@@ -77,18 +77,14 @@ void Poller::loop() {
 
 void Poller::answer(uint32_t sequence) {
   const uint64_t began = now_ns();
+  units_ = 0;
   auto* reply = (uint32_t*)(block_.data + 128);
   const auto* poison = (const std::atomic<uint32_t>*)(block_.data + 192);
   const int status = poison->load() ? (int)FT_POISONED : compute((const uint32_t*)(block_.data + 64));
   reply[1] = (uint32_t)status;
   uint64_t* totals = (uint64_t*)(reply + 4);  // only ever grow
   const uint64_t took = now_ns() - began;
-  uint64_t tiles = 0;
-  for (uint32_t i = 0; i < ((const uint32_t*)(block_.data + 64))[2]; i++) {
-    const int32_t* item = (const int32_t*)(block_.data + block_.items_offset) + 4 * i;
-    tiles += (uint64_t)(item[2] - item[1]);
-  }
-  totals[0] += took, totals[1] += tiles, totals[2] += 1, totals[3] += tiles * tiles, totals[4] += tiles * took;
+  totals[0] += took, totals[1] += units_, totals[2] += 1, totals[3] += units_ * units_, totals[4] += units_ * took;
   // A failed answer is none: the device's deadline turns it into an error.
   if (status == FT_OK) ((std::atomic<uint32_t>*)reply)->store(sequence, std::memory_order_release);
 }
@@ -120,6 +116,7 @@ int Poller::compute(const uint32_t* request) {
     const bool alone = at - first == 1;
     work[i] = {(int32_t)(layer * block_.num_experts) + expert, items[4 * i + 1], items[4 * i + 2], first,
                at - first, alone ? route : staged, 0};
+    units_ += (uint64_t)(items[4 * i + 2] - items[4 * i + 1]) * (ROW_UNITS - 1 + (uint64_t)(at - first));
     if (alone) moves.pop_back();
     else staged += at - first;
   }

@@ -8,7 +8,10 @@ import torch
 
 from freetoken.core.interfaces import Numerics, Routing
 from freetoken.experts.backends._device import DeviceBackend
+from freetoken.experts.device_table import HOST_ONLY
+from freetoken.experts.poller import row_factor
 from freetoken.experts.setup import ExpertSetup
+from freetoken.experts.split import BUCKETS
 from freetoken.native.library import library
 
 from . import build
@@ -77,21 +80,49 @@ def test_slots_never_change_a_bit(rows: int) -> None:
 
 @needs_native
 @pytest.mark.parametrize("name", ["hybrid", "cpu"])
-@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17])
+@pytest.mark.parametrize("rows", [1, 2, 5, 64, 65])
 def test_the_host_answers_what_is_left_to_it(name: str, rows: int) -> None:
     tiny = build.tiny()
     whole = steps(backend(tiny, "fused"), tiny, rows)
     made = backend(tiny, name, 6)
     if name == "hybrid":
-        made.table.set_split((0.5, 0.0))
+        made.table.set_splits([(0.5, 0.0)] * BUCKETS)
     try:
         for mine, theirs in zip(steps(made, tiny, rows), whole, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
     finally:
         made.close()
     made.table.count(made.stats)
-    assert bool(made.stats.cpu_tiles) == (rows <= 16 or name == "cpu"), "many rows are the link's"
+    assert made.stats.cpu_tiles
     assert (made.stats.filled_tiles == 0) == (name == "cpu")
+
+
+@needs_native
+def test_a_tile_of_many_rows_counts_for_more_of_the_hosts_time() -> None:
+    tiny = build.tiny()
+    made = backend(tiny, "hybrid", 6)
+    made.table.set_splits([(0.5, 0.0)] * BUCKETS)
+    told = []
+    try:
+        for rows in (1, 40):
+            before, tiles = made._poller.totals(), made.stats.cpu_tiles
+            steps(made, tiny, rows)
+            made.table.count(made.stats)
+            told.append(made._poller.totals().since(before).tiles / (made.stats.cpu_tiles - tiles))
+    finally:
+        made.close()
+    experts, top_k = tiny.bank.num_experts, made.top_k
+    assert told[0] == pytest.approx(1.0)
+    assert told[1] > row_factor(40 * top_k / experts) * 0.8 > 1
+
+
+@needs_native
+def test_the_more_rows_an_expert_has_the_more_is_left_to_the_link() -> None:
+    tiny = build.tiny()
+    made = backend(tiny, "hybrid", 6)
+    made.close()
+    shares = made.table.table.split[:HOST_ONLY, 0].tolist()
+    assert shares == sorted(shares) and shares[0] < shares[6]
 
 
 class Stingy(KernelCpu):
@@ -197,7 +228,7 @@ def test_a_slow_host_gets_fewer_tiles() -> None:
     tiny = build.tiny()
     made = backend(tiny, "hybrid", 6)
     made.device.machine = made.device.machine.with_rates(link_bw=2e8)  # so slow that the host is asked at all
-    made.table.set_split((0.5, 0.0))
+    made.table.set_splits([(0.5, 0.0)] * BUCKETS)
     lib = library()
     try:
         steps(made, tiny, 1, count=64)

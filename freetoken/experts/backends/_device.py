@@ -24,10 +24,10 @@ from freetoken.experts.device_io import make_block
 from freetoken.experts.device_stream import RING_SHARE, DeviceStream
 from freetoken.experts.device_table import HOST_ONLY, SlotTable
 from freetoken.experts.gpu_support import can_compute_here
-from freetoken.experts.poller import Answers, Poller, can_compute
+from freetoken.experts.poller import Answers, Poller, can_compute, row_factor
 from freetoken.experts.prefetch import Prefetch, tiles_of_idle_time
 from freetoken.experts.setup import ExpertSetup
-from freetoken.experts.split import balance
+from freetoken.experts.split import BUCKETS, balance
 from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import MOST_ROWS, VICTIMS, Call, Io
 
@@ -39,8 +39,8 @@ LINK_SHARE = 0.85
 LEARN = 0.25
 ASK_AGAIN = 512
 """Steps after which a host that has become too slow to be asked is asked again."""
-HOST_ROWS = 16
-"""Batches of more rows are the link's: an expert with many rows costs the host arithmetic, not reading."""
+AHEAD_ROWS = 16
+"""Batches of more rows visit most experts, so a guess tells nothing."""
 
 
 class DeviceBackend(ExpertBackend):
@@ -73,7 +73,7 @@ class DeviceBackend(ExpertBackend):
         self._frozen = False
         self._told, self._unasked, self._learnt = Answers(), 0, False
         self._host = self._first_guess()
-        self.table.set_split(self._split())
+        self.table.set_splits(self._splits())
         self._prefetch = self._plan_prefetch()
         if name == "fused":
             self.table.load_everything()
@@ -83,7 +83,7 @@ class DeviceBackend(ExpertBackend):
         assert config.moe is not None
         if can_compute(self.setup):
             dtype = self.setup.numerics.dtype
-            shape = (HOST_ROWS, self.top_k, config.hidden_size, config.moe.num_experts)
+            shape = (MOST_ROWS, self.top_k, config.hidden_size, config.moe.num_experts)
             self.io = make_block(self.device, *shape, dtype)
         if self.io is None:
             why = f"--moe-backend {self.name} needs the native library"
@@ -96,21 +96,29 @@ class DeviceBackend(ExpertBackend):
                 "or install FreeToken with a C++ compiler.",
                 param="moe_backend",
             )
-        self._poller = Poller(self.setup, self.io, HOST_ROWS, self.top_k)
+        self._poller = Poller(self.setup, self.io, MOST_ROWS, self.top_k)
 
     def _first_guess(self) -> tuple[float, float]:
         """What an answer of the host takes beside its tiles, and for each, in seconds."""
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
         return machine.cpu_fixed_s, size / machine.host_bw_beside_link
 
-    def _split(self) -> tuple[float, float]:
-        """(alpha, beta) by what is known of link and host."""
+    def _splits(self) -> list[tuple[float, float]]:
+        """(alpha, beta) of each batch bucket, by what is known of link and host."""
         if self.name != "hybrid":
-            return 1.0, 0.0
+            return [(1.0, 0.0)] * BUCKETS
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
         fixed, tile = self._host
         fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
-        return balance(fill, (ANSWER_S + fixed, tile))
+        return [
+            balance(fill, (ANSWER_S + fixed, tile * row_factor(self._rows_of_an_expert(1 << bucket))))
+            for bucket in range(BUCKETS)
+        ]
+
+    def _rows_of_an_expert(self, rows: int) -> float:
+        """Mean over the experts that `rows` rows visit, if all were as likely."""
+        chance = self.top_k / self.bank.num_experts
+        return rows * chance / (1 - (1 - chance) ** rows) if chance < 1 else rows
 
     def _plan_prefetch(self) -> Prefetch | None:
         """The link's idle time goes to the next layer, where there is a link that misses use."""
@@ -140,12 +148,11 @@ class DeviceBackend(ExpertBackend):
             self.on_routing(layer, routing.ids.cpu())
         rows = x.shape[0]
         self._parts = []
-        most = MOST_ROWS if self.name == "fused" or self.table.places[layer].address else HOST_ROWS
-        for at in range(0, max(rows - most, 0), most):
-            cut = slice(at, at + most)
+        for at in range(0, max(rows - MOST_ROWS, 0), MOST_ROWS):
+            cut = slice(at, at + MOST_ROWS)
             self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
             self._parts.append(self._end(layer))
-        cut = slice(len(self._parts) * most, rows)
+        cut = slice(len(self._parts) * MOST_ROWS, rows)
         self._start(layer, x[cut], routing.ids[cut], routing.weights[cut])
 
     def add(self, layer: int, h: Tensor) -> Tensor:
@@ -157,9 +164,8 @@ class DeviceBackend(ExpertBackend):
 
     def _start(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> None:
         table, place = self.table.table, self.table.places[layer]
-        io = self.io if x.shape[0] <= HOST_ROWS else None
         bucket = max(0, x.shape[0] - 1).bit_length() if place.address else HOST_ONLY
-        call = self._call = Call(x, ids, weights, self._scratch(x.shape[0]), io, bucket)
+        call = self._call = Call(x, ids, weights, self._scratch(x.shape[0]), self.io, bucket)
         self._aside.join()
         step.look_up(table, place, call)
         with self._aside.launch():
@@ -169,7 +175,7 @@ class DeviceBackend(ExpertBackend):
     def look_ahead(self, layer: int, guess: Callable[[], Tensor]) -> None:
         """Bring what `layer` will probably miss, beside all that comes before its look-up."""
         call, table, place = self._call, self.table.table, self.table.places[layer]
-        if self._prefetch is None or call is None or self._parts or call.x.shape[0] > HOST_ROWS:
+        if self._prefetch is None or call is None or self._parts or call.x.shape[0] > AHEAD_ROWS:
             return
         if not place.address:
             return
@@ -256,7 +262,7 @@ class DeviceBackend(ExpertBackend):
             self._host = (was_fixed + weight * (fixed - was_fixed), was + weight * (tile - was))
         elif self._unasked >= ASK_AGAIN:  # what was slow then may be fast now: ask and learn
             self._unasked, self._learnt, self._host = 0, False, self._first_guess()
-        self.table.set_split(self._split())
+        self.table.set_splits(self._splits())
 
     def settle(self) -> None:
         self.table.count(self.stats)
