@@ -26,22 +26,14 @@ from freetoken.devices import cuda
 from freetoken.experts.gpu_support import device_record
 from freetoken.experts.record import layout
 from freetoken.kernels import expert_step as step
-from freetoken.kernels.expert_step import VICTIMS, Call, Place, Table
+from freetoken.kernels.expert_step import Call, Place, Table
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, SIZE, ROUNDS = 4, 128, 8, 2048, 768, 5
 
 
 def table(num_tiles: int, *, resident: bool) -> Table:
     total = LAYERS * EXPERTS
-
-    def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.full(size, value, dtype=dtype, device="cuda")
-
-    made = Table(
-        ints(total, value=-1), ints(total + 1, value=-1), ints(total + 1), ints(total), ints(total),
-        ints(VICTIMS), ints(16), ints(16, 2), ints(8, dtype=torch.int64), ints(EXPERTS, 4, value=-1),
-        ints(EXPERTS), ints(1, value=total + 1),
-    )  # fmt: skip
+    made = Table.empty([num_tiles] * LAYERS, EXPERTS, total, "cuda")
     if resident:
         made.slot_of.copy_(torch.arange(1, total + 1))
         made.expert_of[1:].copy_(torch.arange(total))

@@ -4,9 +4,9 @@ Routes are drawn as `synth_moe`-like checkpoints draw them (half of the experts 
 the rest the token), guesses are the routes with noise on the logits. Residency is the device's: two_speed,
 tiles divided between link and host so that both end together, the hottest misses filled, one expert cut.
 Time is counted, not measured: a layer costs the slower of its branches, a step `--free` beside them, and
-prefetch moves what the link can move in the free time. Prints one row a variant.
+prefetch moves what the link can move in a layer's idle time. Prints one row a variant.
 
-    python benchmarks/prefetch_replay.py --share 0.37 --noise 0 0.4 0.8 [--json]
+    python benchmarks/prefetch_replay.py --share 0.37 --noise 0 0.4 0.8 [--hole 0] [--json]
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import json
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from freetoken.kernels.expert_step._rules import HOLE
 
 LAYERS, EXPERTS, TOP_K, TILES, TILE_BYTES = 20, 128, 8, 24, 393_216
 TOPICS, SEGMENT = 64, 64
@@ -48,6 +50,8 @@ class Replay:
     link_bw: float
     host_bw: float
     free_s: float
+    idle_s: float
+    hole: int
     prefetch: bool
     hybrid: bool
     seconds: float = 0.0
@@ -72,6 +76,7 @@ class Replay:
         if self._slot[expert] < 0:
             keys = self._fast[self._owner] + self._slow[self._owner]
             keys = keys + np.where(self._owner > passed, keys >> 1, 0)
+            keys = keys // (1 + self.hole * (TILES - self._tiles) // TILES)
             keys = np.where(self._owner < 0, -1, np.where(np.isin(self._owner, kept), 1 << 60, keys))
             slot = int(np.argmin(keys))
             if self._owner[slot] >= 0:
@@ -80,7 +85,7 @@ class Replay:
         self._tiles[self._slot[expert]] += tiles
 
     def ahead(self, guess: np.ndarray, ids: np.ndarray, before: np.ndarray, layer: int) -> None:
-        left = int(self.free_s / LAYERS * self.link_bw / TILE_BYTES)
+        left = int(self.idle_s * self.link_bw / TILE_BYTES)
         for expert in self.hottest(guess[self.have(guess) < TILES]):
             tiles = min(TILES - int(self.have(np.array([expert]))[0]), left)
             if tiles <= 0:
@@ -143,6 +148,8 @@ def main() -> None:
     parser.add_argument("--link", type=float, default=46.8, help="GB/s")
     parser.add_argument("--host", type=float, default=75.0, help="GB/s beside the link")
     parser.add_argument("--free", type=float, default=1.41, help="ms of a step without misses")
+    parser.add_argument("--idle", type=float, default=45.0, help="us a layer in which the link prefetches")
+    parser.add_argument("--hole", type=int, default=HOLE, help="how much a victim's missing tiles count")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -155,7 +162,8 @@ def main() -> None:
         for hybrid in (True, False):
             for prefetch in (False, True):
                 slots = int(args.share * LAYERS * EXPERTS)
-                made = Replay(slots, args.link * 1e9, args.host * 1e9, args.free / 1e3, prefetch, hybrid)
+                rates = (args.link * 1e9, args.host * 1e9, args.free / 1e3, args.idle / 1e6)
+                made = Replay(slots, *rates, args.hole, prefetch, hybrid)
                 found = made.run(real, guessed, args.steps // 2)
                 rows.append(
                     {"backend": "hybrid" if hybrid else "offload", "recall": round(float(recall), 3)}

@@ -82,8 +82,10 @@ class FillOrder(Policy):
     def place(self, count: int) -> list[int]:
         return self.victims.place(count)
 
-    def order_victims(self, resident: Sequence[int], count: int, step: int) -> list[int]:
-        return self.victims.order_victims(resident, count, step)
+    def order_victims(
+        self, resident: Sequence[int], count: int, step: int, lacks: Sequence[int] | None = None
+    ) -> list[int]:
+        return self.victims.order_victims(resident, count, step, lacks)
 
     def order_fills(self, missing: Sequence[int], step: int) -> list[int]:
         return self.fills.order_fills(missing, step) if self.fills else list(missing)

@@ -284,8 +284,13 @@ class Policy(abc.ABC):
         """Note one layer's distinct routed experts (ascending), hits and misses alike."""
 
     @abc.abstractmethod
-    def order_victims(self, resident: Sequence[int], count: int, step: int) -> list[int]:
-        """Return up to `count` of the `resident` expert ids, coldest first; ties by lowest id."""
+    def order_victims(
+        self, resident: Sequence[int], count: int, step: int, lacks: Sequence[int] | None = None
+    ) -> list[int]:
+        """Return up to `count` of the `resident` expert ids, coldest first; ties by lowest id.
+
+        lacks   how much of each one's record is not there, in sixteenths; None: nothing
+        """
 
     def order_fills(self, missing: Sequence[int], step: int) -> list[int]:
         """Order missing experts, most worth filling first. Default: as routed.

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Event, ExpertStats
@@ -19,7 +18,7 @@ from freetoken.core.log import logger
 from freetoken.experts.gpu_support import POLICIES, check_policy, device_record
 from freetoken.experts.setup import ExpertSetup
 from freetoken.experts.split import BUCKETS, ONE
-from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Place, Table, fetch_ahead, prepare_victims
+from freetoken.kernels.expert_step import COUNTERS, Place, Table, fetch_ahead, prepare_victims
 
 MIN_SLOTS = 6
 HOST_ONLY = BUCKETS - 1
@@ -46,30 +45,10 @@ class SlotTable:
         check_policy(policy.name if policy is not None else POLICIES[0])
         name = policy.name if policy is not None else POLICIES[0]
 
-        def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.full(size, value, dtype=dtype, device=place)
-
-        self.table = Table(
-            slot_of=ints(total, value=-1),
-            expert_of=ints(most + 1, value=-1),
-            tiles_in=ints(most + 1),
-            fast=ints(total),
-            slow=ints(total),
-            victims=ints(VICTIMS),
-            words=ints(16),
-            split=ints(BUCKETS, 2),
-            stats=ints(COUNTERS, dtype=torch.int64),
-            work=ints(bank.num_experts, 4, value=-1),
-            here=ints(bank.num_experts),
-            usable=ints(1, value=count + 1),
-            ahead=ints(VICTIMS, 4, value=-1),
-            counts=ints(bank.num_experts),
-            budget=ints(1),
-            policy=name,
-        )
-        if not everything:
-            first = torch.arange(1, min(VICTIMS, count) + 1, dtype=torch.int32)
-            self.table.victims[: len(first)] = first.to(place)
+        tiles = [one.num_tiles for one in bank.layouts]
+        self.table = Table.empty(tiles, bank.num_experts, most, place, name)
+        self.table.usable.fill_(count + 1)
+        self.table.victims.masked_fill_(self.table.victims > (0 if everything else count), 0)
         self.places = [self._place(setup, layer, sees=sees) for layer in range(bank.num_layers)]
         if sees and not everything and not bank.phantom:
             self.places = [self._checked(place) for place in self.places]

@@ -122,10 +122,16 @@ class ExpertSlots:
         states = self.state[1 : self.num_slots + 1]
         free = (np.flatnonzero(states == FREE)[:count] + 1).tolist()
         if len(free) < count:
-            resident = self.expert_of[1 : self.num_slots + 1][states == RESIDENT].astype(np.int64)
-            for expert in self.policy.order_victims(resident, count - len(free), step):
+            slots = np.flatnonzero(states == RESIDENT) + 1
+            resident = self.expert_of[slots].astype(np.int64)
+            for expert in self.policy.order_victims(resident, count - len(free), step, self._lacks(slots)):
                 free.append(self.evict(expert))
         return list(free)
+
+    def _lacks(self, slots: Ints) -> Ints:
+        """How much of the record of each slot's owner is not there, in sixteenths."""
+        whole = self.num_tiles[self.expert_of[slots]].astype(np.int64)
+        return 16 * (whole - self.tiles_in[slots]) // whole
 
     def evict(self, expert: int) -> int:
         """Empty a resident expert's slot and return it."""
@@ -250,8 +256,9 @@ class ExpertSlots:
         live = np.flatnonzero(self.state[1 : self.num_slots + 1] != FREE) + 1
         surplus = len(live) - num_slots
         if surplus > 0:
-            resident = self.expert_of[live][self.state[live] == RESIDENT].astype(np.int64)
-            victims = self.policy.order_victims(resident, surplus, step)
+            slots = live[self.state[live] == RESIDENT]
+            resident = self.expert_of[slots].astype(np.int64)
+            victims = self.policy.order_victims(resident, surplus, step, self._lacks(slots))
             if len(victims) < surplus:
                 raise CapacityError(
                     f"{num_slots} slots are fewer than the {len(live) - len(victims)} in use right now.",

@@ -227,7 +227,7 @@ def test_slots_can_be_taken_away_and_given_back_between_steps() -> None:
 def test_a_slow_host_gets_fewer_tiles() -> None:
     tiny = build.tiny()
     made = backend(tiny, "hybrid", 6)
-    made.device.machine = made.device.machine.with_rates(link_bw=2e8)  # so slow that the host is asked at all
+    made.device.machine = made.device.machine.with_rates(link_bw=2e7)  # so slow that the host is asked at all
     made.table.set_splits([(0.5, 0.0)] * BUCKETS)
     lib = library()
     try:

@@ -12,7 +12,7 @@ from freetoken.core.codes import Coded
 from freetoken.core.model_config import Activation
 from freetoken.core.weights import WeightFormat
 from freetoken.experts.record import layout
-from freetoken.kernels.expert_step import COUNTERS, VICTIMS, Call, Io, Place, Table
+from freetoken.kernels.expert_step import Call, Io, Place, Table
 from freetoken.kernels.expert_step.triton import plain_record
 
 
@@ -48,34 +48,10 @@ class Shape:
 def table(
     shape: Shape, policy: str = "two_speed", alpha: float = 1.0, beta: float = 0.0, budget: int = 0
 ) -> Table:
-    total = shape.layers * shape.experts
-
-    def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.full(size, value, dtype=dtype, device=shape.device)
-
-    victims = ints(VICTIMS)
-    count = min(VICTIMS, shape.slots)
-    victims[:count] = torch.arange(1, count + 1)
-    split = ints(16, 2)
-    split[:] = torch.tensor([round(alpha * 65536), round(beta * 65536)], dtype=torch.int32)
-    return Table(
-        slot_of=ints(total, value=-1),
-        expert_of=ints(shape.slots + 1, value=-1),
-        tiles_in=ints(shape.slots + 1),
-        fast=ints(total),
-        slow=ints(total),
-        victims=victims,
-        words=ints(16),
-        split=split,
-        stats=ints(COUNTERS, dtype=torch.int64),
-        work=ints(shape.experts, 4, value=-1),
-        here=ints(shape.experts),
-        usable=ints(1, value=shape.slots + 1),
-        ahead=ints(VICTIMS, 4, value=-1),
-        counts=ints(shape.experts),
-        budget=ints(1, value=budget),
-        policy=policy,
-    )
+    made = Table.empty([shape.tiles] * shape.layers, shape.experts, shape.slots, shape.device, policy)
+    made.split[:] = torch.tensor([round(alpha * 65536), round(beta * 65536)], dtype=torch.int32)
+    made.budget.fill_(budget)
+    return made
 
 
 def record_bytes(shape: Shape) -> int:

@@ -190,6 +190,15 @@ def test_two_speed_prefers_victims_of_layers_already_passed():
     assert policy.order_victims([0, 12], 1, 2) == [0]
 
 
+def test_two_speed_gives_up_parts_of_experts_before_whole_ones():
+    policy = policy_of("two_speed")
+    policy.touch([0, 1, 2], 1)
+    policy.touch([1, 2], 2)
+    assert policy.order_victims([0, 1, 2], 3, 2) == [0, 1, 2]
+    assert policy.order_victims([0, 1, 2], 3, 2, [0, 0, 12]) == [2, 0, 1], "a warm fragment saves little"
+    assert policy.order_victims([0, 1, 2], 3, 2, [15, 1, 0]) == [0, 1, 2]
+
+
 def test_two_speed_values_stay_within_int32_when_used_at_every_step():
     policy = policy_of("two_speed")
     for step in range(1, 500):

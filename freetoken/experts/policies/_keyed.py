@@ -45,7 +45,9 @@ class KeyedPolicy(Policy):
         """The key of an expert that was never touched."""
         return -1
 
-    def order_victims(self, resident: Sequence[int] | Ids, count: int, step: int) -> list[int]:
+    def order_victims(
+        self, resident: Sequence[int] | Ids, count: int, step: int, lacks: Sequence[int] | Ids | None = None
+    ) -> list[int]:
         ids = np.asarray(resident, dtype=np.int64)
         return coldest(self._keys[ids], ids, count, self._total)
 

@@ -39,7 +39,9 @@ class Static(KeyedPolicy):
         self._freeze()
         return self.hottest(np.flatnonzero(self._placed), count)
 
-    def order_victims(self, resident: Sequence[int] | Ids, count: int, step: int) -> list[int]:
+    def order_victims(
+        self, resident: Sequence[int] | Ids, count: int, step: int, lacks: Sequence[int] | Ids | None = None
+    ) -> list[int]:
         ids = np.asarray(resident, dtype=np.int64)
         return super().order_victims(ids[~self._placed[ids]], count, step)
 

@@ -7,7 +7,9 @@ keeps two averages of its use, aged once a step by shifts:
     slow -= slow >> 4,  slow += ONE >> 4 when used       frequency: the last few dozen
 
 Its score is their sum. The experts of a later layer are wanted before this layer comes round again, so
-among victims their scores count half as much again. Q20 integers: int32 holds every value.
+among victims their scores count half as much again. A slot that holds part of an expert saves only that
+part, and such parts are what each step's division of misses leaves behind: among victims the score of one
+that lacks n sixteenths is divided by 1 + n. Q20 integers: int32 holds every value.
 """
 
 from __future__ import annotations
@@ -64,10 +66,14 @@ class TwoSpeed(KeyedPolicy):
     def place(self, count: int) -> list[int]:
         return self.hottest(np.flatnonzero(self._keys), count)
 
-    def order_victims(self, resident: Sequence[int] | Ids, count: int, step: int) -> list[int]:
+    def order_victims(
+        self, resident: Sequence[int] | Ids, count: int, step: int, lacks: Sequence[int] | Ids | None = None
+    ) -> list[int]:
         ids = np.asarray(resident, dtype=np.int64)
         keys = self._keys[ids]
         keys = keys + np.where(ids > self._passed, keys >> AHEAD, 0)
+        if lacks is not None:
+            keys = keys // (1 + np.asarray(lacks, dtype=np.int64))
         return coldest(keys, ids, count, self._total)
 
     def order_fills(self, missing: Sequence[int], step: int) -> list[int]:

@@ -13,7 +13,7 @@ from freetoken.kernels.expert_step import _rules as rules
 if tl is not None:
     FAST_AGE, FAST_GAIN = tl.constexpr(rules.FAST_AGE), tl.constexpr(rules.FAST_GAIN)
     SLOW_AGE, SLOW_GAIN = tl.constexpr(rules.SLOW_AGE), tl.constexpr(rules.SLOW_GAIN)
-    AHEAD, FLOOR_SHIFT = tl.constexpr(rules.AHEAD), tl.constexpr(rules.FLOOR_SHIFT)
+    AHEAD, HOLE, FLOOR_SHIFT = (tl.constexpr(v) for v in (rules.AHEAD, rules.HOLE, rules.FLOOR_SHIFT))
     ONE, INTERPRET = tl.constexpr(rules.ONE), tl.constexpr(INTERPRETED)
     LAST, GONE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFFFF << 32)
 
@@ -233,6 +233,8 @@ def look_up(
 def prepare_victims(
     words,
     expert_of,
+    tiles_in,
+    whole,
     fast,
     slow,
     usable,
@@ -251,6 +253,8 @@ def prepare_victims(
     if TWO_SPEED:
         key += tl.load(slow + owner, mask=owned, other=0)
         key += tl.where(owner > tl.load(words + 5), key >> AHEAD, 0)
+        tiles = tl.load(whole + owner, mask=owned, other=1)
+        key = key // (1 + HOLE * (tiles - tl.load(tiles_in + slot, mask=owned, other=1)) // tiles)
     key = tl.where(owned, key, -1)
     key = tl.where(inside, key, LAST)
     both = (key.to(tl.int64) << 32) | slot.to(tl.int64)

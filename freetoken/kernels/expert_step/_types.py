@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from freetoken.core.codes import Coded
 from freetoken.core.model_config import Activation
+from freetoken.kernels.expert_step import _rules as rules
 
 MOST_ROWS = 64
 VICTIMS = 32
@@ -21,6 +24,7 @@ class Table:
     """Residency, all int32 on the device unless said otherwise. Expert ids are global.
 
     slot_of [L*E] -1 = none    expert_of [S] -1 = none    tiles_in [S] a prefix of the record
+    whole [L*E]                tiles of each record
     fast, slow [L*E]           the two averages of policy two_speed (LRU: `fast` holds the last step)
     victims [VICTIMS]          slots that may be given away, coldest first, 0 = none
     words [16]                 STEP SEQUENCE CREDIT FAILED PENDING PASSED
@@ -40,6 +44,7 @@ class Table:
     slot_of: Tensor
     expert_of: Tensor
     tiles_in: Tensor
+    whole: Tensor
     fast: Tensor
     slow: Tensor
     victims: Tensor
@@ -53,6 +58,41 @@ class Table:
     counts: Tensor
     budget: Tensor
     policy: str = "two_speed"
+
+    @classmethod
+    def empty(
+        cls,
+        tiles: Sequence[int],
+        experts: int,
+        slots: int,
+        device: torch.device | str,
+        policy: str = "two_speed",
+    ) -> Table:
+        """No expert has a slot. tiles: of each layer's records; slots: S - 1, of which all are mapped."""
+
+        def ints(*size: int, value: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.full(size, value, dtype=dtype, device=device)
+
+        total, first = len(tiles) * experts, torch.arange(1, VICTIMS + 1, dtype=torch.int32)
+        return cls(
+            slot_of=ints(total, value=-1),
+            expert_of=ints(slots + 1, value=-1),
+            tiles_in=ints(slots + 1),
+            whole=torch.tensor(tiles, dtype=torch.int32).repeat_interleave(experts).to(device),
+            fast=ints(total),
+            slow=ints(total),
+            victims=torch.where(first <= slots, first, 0).to(device),
+            words=ints(16),
+            split=ints(rules.BUCKETS, 2),
+            stats=ints(COUNTERS, dtype=torch.int64),
+            work=ints(experts, 4, value=-1),
+            here=ints(experts),
+            usable=ints(1, value=slots + 1),
+            ahead=ints(VICTIMS, 4, value=-1),
+            counts=ints(experts),
+            budget=ints(1),
+            policy=policy,
+        )
 
 
 @dataclass(frozen=True)

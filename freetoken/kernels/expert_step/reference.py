@@ -151,6 +151,9 @@ def prepare_victims(table: Table, bound: int) -> None:
     if table.policy == "two_speed":
         ahead = owner > int(table.words[PASSED])
         keys = keys + np.where(ahead & (owner >= 0), keys >> rules.AHEAD, 0)
+        whole = table.whole.numpy()[np.maximum(owner, 0)].astype(np.int64)
+        lacks = whole - table.tiles_in.numpy()[1:usable]
+        keys = np.where(owner >= 0, keys // (1 + rules.HOLE * lacks // whole), -1)
     order = np.lexsort((np.arange(len(keys)), keys))
     best = order[owner[order] < bound][: len(table.victims)]
     table.victims.zero_()

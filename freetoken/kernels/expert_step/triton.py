@@ -17,7 +17,7 @@ from freetoken.kernels import _triton
 from freetoken.kernels._gate import gate_consts
 from freetoken.kernels._triton import Card, Launch, card, power_of_two
 from freetoken.kernels.expert_step import _ahead, _coded, _look_up, _tiles
-from freetoken.kernels.expert_step._types import COUNTERS, VICTIMS, Call, Io, Place, Table
+from freetoken.kernels.expert_step._types import Call, Io, Place, Table
 
 RANK = 20
 PLAIN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
@@ -105,7 +105,17 @@ def victims_launch(table: Table, bound: int) -> Launch:
     return Launch(
         _look_up.prepare_victims,
         (1,),
-        (table.words, table.expert_of, table.fast, table.slow, table.usable, table.victims, bound),
+        (
+            table.words,
+            table.expert_of,
+            table.tiles_in,
+            table.whole,
+            table.fast,
+            table.slow,
+            table.usable,
+            table.victims,
+            bound,
+        ),
         {"V": table.victims.numel(), "SP": slots, "TWO_SPEED": table.policy == "two_speed"},
         warps=8 if slots >= 2048 else 4,
     )
@@ -347,12 +357,7 @@ def _pretend(
     def ints(*size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int32, device="meta")
 
-    table = Table(
-        slot_of=ints(experts * 48), expert_of=ints(4096), tiles_in=ints(4096), fast=ints(experts * 48),
-        slow=ints(experts * 48), victims=ints(VICTIMS), words=ints(16), split=ints(16, 2),
-        stats=ints(COUNTERS).long(), work=ints(experts, 4), here=ints(experts), usable=ints(1),
-        ahead=ints(VICTIMS, 4), counts=ints(experts), budget=ints(1),
-    )  # fmt: skip
+    table = Table.empty([coded.num_tiles] * 48, experts, 4095, "meta")
     raw = torch.empty(0, 4096, dtype=torch.uint8, device="meta")
     place = Place(1, experts, raw, 1 << 40, raw, coded, act)
     io = Io(1 << 41, raw, *(ints(16) for _ in range(5)), raw, raw, (256, 4096, 8192, 1 << 20))
