@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a server must answer")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds until a server must answer")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     report, rows = Report("small_cards", args), []

@@ -19,7 +19,9 @@ FUSED_KV_TOKENS = 32768
 HOST_KV_SHARE = 0.25
 HOST_ROOM = 64 * MIB
 """Host memory that no plan gives away: what reading a checkpoint and answering requests take on the way."""
-DEFAULT_RUNNING = 32
+DEFAULT_RUNNING, LEAST_RUNNING = 32, 2
+STATES_SHARE = 8
+"""States of requests take at most this part of what weights leave, where nobody says how many there are."""
 GROWN_CONTEXTS = 4
 """Address range of the KV pool, in whole contexts: what it may grow to out of expert slots."""
 LRU_MIN_CYCLES = 1.5
@@ -138,7 +140,10 @@ def make_plan(options: Options, facts: Facts) -> Plan:
     _check_contradictions(options)
     limit = _context_limit(options, facts, reasons)
     _check_slots(options, facts)
-    running = _running(options)
+    running = _running(options, facts)
+    if running < (options.max_running_requests or DEFAULT_RUNNING):
+        size = format_bytes(facts.sizes.state_bytes)
+        reasons.append(f"{running} requests at once: each has a state of {size} on the device")
     chunk = options.max_prefill_length or default_chunk(facts.owns_memory, facts.large_memory)
     backend = _backend(options, facts, running, limit, reasons)
     states = running + 1 if facts.has_states else 1
@@ -255,7 +260,9 @@ def _left(options: Options, facts: Facts) -> int:
     sizes = facts.sizes
     fixed = sum(size for _, size in _beside(facts)) + HOST_ROOM
     if not facts.owns_memory:
-        fixed += sizes.activation_bytes + (_running(options) + 1 + CHECKPOINT_UNITS) * sizes.state_bytes
+        fixed += (
+            sizes.activation_bytes + (_running(options, facts) + 1 + CHECKPOINT_UNITS) * sizes.state_bytes
+        )
     return facts.host_free_bytes - fixed
 
 
@@ -323,15 +330,18 @@ def _backend(options: Options, facts: Facts, running: int, limit: int, reasons: 
         return wish
     sizes = facts.sizes
     pool = sizes.num_experts * sizes.record_bytes
+    asked = _slots_asked(options, facts)
+    if asked is not None and asked < sizes.num_experts:
+        return _split_backend(facts, f"{asked} of {sizes.num_experts} experts have slots, as asked", reasons)
     states = (running + 1 if facts.has_states else 1) * sizes.state_bytes
     kv = pages_for(min(limit, FUSED_KV_TOKENS), sizes.page_size) * sizes.page_bytes
     if pool + sizes.dense_bytes + sizes.activation_bytes + states + kv <= facts.free_bytes:
         reasons.append(f"backend fused: all experts ({format_bytes(pool)}) fit beside 32k tokens of KV")
         return "fused"
-    return _split_backend(facts, pool, reasons)
+    return _split_backend(facts, f"pool {format_bytes(pool)} exceeds GPU memory", reasons)
 
 
-def _split_backend(facts: Facts, pool: int, reasons: list[str]) -> str:
+def _split_backend(facts: Facts, why: str, reasons: list[str]) -> str:
     """offload or hybrid, by the time of one layer's typical misses under the measured rates.
 
     A layer misses a quarter of its routed experts; hybrid shares them between link and CPU at the
@@ -347,7 +357,7 @@ def _split_backend(facts: Facts, pool: int, reasons: list[str]) -> str:
         reasons.append("backend offload: the native library does not compute experts in this format")
         return "offload"
     reasons.append(
-        f"backend {better}: pool {format_bytes(pool)} exceeds GPU memory; two misses take "
+        f"backend {better}: {why}; two misses take "
         f"{offload * 1e6:.0f} us over the link, {hybrid * 1e6:.0f} us shared with the CPU"
     )
     return better
@@ -362,10 +372,8 @@ def _device_demand(options: Options, facts: Facts, backend: str, states: int, li
         slots = total
     elif backend == "cpu":
         slots = 1
-    elif options.moe_cache_size is not None:
-        slots = options.moe_cache_size + 1
-    elif options.moe_cache_rate is not None:
-        slots = max(round(sizes.num_experts * options.moe_cache_rate), 1) + 1
+    elif (asked := _slots_asked(options, facts)) is not None:
+        slots = asked + 1
     return Demand(
         num_states=states,
         min_pages=pages_for(floor, sizes.page_size),
@@ -399,7 +407,7 @@ def _host_demand(
     if options.num_tokens is not None:
         pages = pages_for(options.num_tokens, sizes.page_size)
         return Demand(states, pages, pages, 0, 0, beside, facts.host_limited_by)
-    wanted = pages_for(limit * max(2, min(_running(options), 4)), sizes.page_size)
+    wanted = pages_for(limit * max(2, min(_running(options, facts), 4)), sizes.page_size)
     share = min(facts.host_free_bytes * HOST_KV_SHARE, _left(options, facts) / 2)
     pages = min(wanted, max(int(share) // max(sizes.page_bytes, 1), pages_for(1, sizes.page_size)))
     reasons.append(
@@ -422,8 +430,24 @@ def macro_tokens(large_memory: bool) -> int:
     return 32768 if large_memory else 8192
 
 
-def _running(options: Options) -> int:
-    return options.max_running_requests or DEFAULT_RUNNING
+def _running(options: Options, facts: Facts) -> int:
+    """Requests at once: as many as asked for, else 32, fewer on a small card where each has a state."""
+    if options.max_running_requests:
+        return options.max_running_requests
+    sizes = facts.sizes
+    if not (facts.owns_memory and facts.has_states and sizes.state_bytes):
+        return DEFAULT_RUNNING
+    share = (facts.free_bytes - sizes.dense_bytes - sizes.activation_bytes) // STATES_SHARE
+    return max(LEAST_RUNNING, min(DEFAULT_RUNNING, share // sizes.state_bytes - 1))
+
+
+def _slots_asked(options: Options, facts: Facts) -> int | None:
+    """Expert slots that somebody asked for; None: as many as fit."""
+    if options.moe_cache_size is not None:
+        return options.moe_cache_size
+    if options.moe_cache_rate is not None:
+        return max(round(facts.sizes.num_experts * options.moe_cache_rate), 1)
+    return None
 
 
 def without_slots(sizes: Sizes) -> Sizes:

@@ -56,6 +56,23 @@ def test_a_pool_that_fits_is_fused_and_one_that_does_not_is_split():
     assert make_plan(Options(), facts()).backend == "hybrid"
 
 
+def test_who_asks_for_fewer_slots_than_experts_gets_them_though_all_would_fit():
+    for wish in (Options(moe_cache_rate=0.37), Options(moe_cache_size=3789)):
+        plan = make_plan(wish, facts(free=90 * GIB))
+        assert plan.backend == "hybrid" and plan.memory.num_slots == 3790
+        assert any("3789 of 10240 experts have slots, as asked" in r for r in plan.reasons)
+    assert make_plan(Options(moe_cache_rate=1.0), facts(free=90 * GIB)).backend == "fused"
+
+
+def test_a_small_card_serves_fewer_requests_at_once_rather_than_none():
+    large = replace(SIZES, state_bytes=64 * MIB)
+    plan = make_plan(Options(), facts(sizes=large, free=4 * GIB))
+    assert 2 <= plan.max_running < 8 and any("requests at once" in r for r in plan.reasons)
+    assert make_plan(Options(), facts(sizes=large, free=40 * GIB)).max_running == 32
+    with pytest.raises(CapacityError):
+        make_plan(Options(max_running_requests=32), facts(sizes=large, free=4 * GIB))
+
+
 def test_the_kv_reserve_is_a_floor_not_a_limit():
     plan = make_plan(Options(), facts())
     assert plan.kv_tokens >= 8192 and plan.max_model_len == 65536

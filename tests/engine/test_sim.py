@@ -162,6 +162,7 @@ def test_kv_grows_out_of_expert_slots_when_a_prompt_needs_it():
         kv_reserve_tokens=256,
         moe_cache_size=None,
         gpu_memory=70 * MIB,
+        max_running_requests=32,
     )
     before = served.engine.memory.num_slots
     pages = served.engine.plan.memory.num_pages
