@@ -40,6 +40,7 @@ from freetoken.engine.runner import Launched, Runner
 from freetoken.engine.sampler import Sampled
 from freetoken.engine.scheduler import NeedsSync, Schedule, Scheduler, Work
 from freetoken.engine.stats import EngineStats
+from freetoken.kernels._triton import compilations
 
 log = logger("engine")
 SWITCH_INTERVAL_S = 1e-4
@@ -103,11 +104,12 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="freetoken-engine", daemon=True)
         self._thread.start()
 
-    def self_test(self) -> None:
+    def self_test(self, tell: Callable[[], None] = lambda: None) -> None:
         """Draw one real token before `start`, through every part that serving uses.
 
         Raises what went wrong; nothing of it stays in the counters. Where kernels are compiled when they
         are first used, that is now and not at somebody's first request: a long prompt and a decode step.
+        tell is called after each; the first time on a new card all of them take a minute or more.
         """
         length, tokens = (2, 1) if not self.device.kernels else (SELF_TEST_PROMPT, 3)
         length = min(length, self.plan.max_model_len - 4)
@@ -116,8 +118,9 @@ class Engine:
                 "self-test", np.zeros(length, np.int32), SamplingParams(temperature=0.0, max_tokens=tokens)
             )
         )
-        while not self.idle:
-            self.step()
+        with compilations(tell):
+            while not self.idle:
+                self.step()
         outputs, self._outputs = self._outputs, []
         self.stats = EngineStats()
         self.error = None

@@ -8,8 +8,9 @@ Invariant: nothing here asks the device for a value, so everything may be captur
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,26 @@ def jit(function: Callable[..., Any] | None = None, *, varying: Sequence[str] = 
     if not AVAILABLE:
         return function
     return triton.jit(function, do_not_specialize=list(varying) or None)
+
+
+@contextlib.contextmanager
+def compilations(tell: Callable[[], None]) -> Generator[None]:
+    """While the block lasts, tell() each time a kernel was compiled or read from the disk's cache."""
+    if not AVAILABLE:
+        yield
+        return
+    knobs = triton.knobs.runtime
+    before = knobs.jit_post_compile_hook
+
+    def hook(**facts: Any) -> Any:
+        tell()
+        return before(**facts) if before is not None else None
+
+    knobs.jit_post_compile_hook = hook
+    try:
+        yield
+    finally:
+        knobs.jit_post_compile_hook = before
 
 
 @dataclass(frozen=True)

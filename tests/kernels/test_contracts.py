@@ -12,6 +12,7 @@ from torch import Tensor
 from freetoken.core import choices
 from freetoken.kernels import activation
 from freetoken.kernels._choose import choose
+from freetoken.kernels._triton import compilations
 from freetoken.kernels.attention import attend, attend_decode, attend_exact
 from freetoken.kernels.causal_conv import causal_conv
 from freetoken.kernels.expert_mlp import expert_mlp, sum_tiles
@@ -39,6 +40,20 @@ def test_every_operation_has_a_contract_and_a_reference_that_runs_anywhere(op: s
     assert "[" in (module.__doc__ or ""), "the contract gives shapes"
     assert all(choose(module.MAKERS, device).RANK >= 0 for device in ("cpu", "cuda"))
     assert module.MAKERS[0].__name__.endswith(".reference") and module.MAKERS[0].RANK == 0
+
+
+def test_whoever_waits_for_kernels_hears_of_each_that_is_compiled() -> None:
+    triton = pytest.importorskip("triton")
+    knobs, heard, told = triton.knobs.runtime, [], []
+    knobs.jit_post_compile_hook = lambda **facts: told.append(facts["key"])
+    try:
+        with compilations(lambda: heard.append(len(told))):
+            for key in ("a", "b"):
+                knobs.jit_post_compile_hook(key=key)
+        knobs.jit_post_compile_hook(key="c")
+    finally:
+        knobs.jit_post_compile_hook = None
+    assert heard == [0, 1] and told == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 40])
