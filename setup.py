@@ -3,15 +3,19 @@
 One shared library without Python or torch in it, loaded through ctypes, so one wheel serves every Python
 version. Each file of `TIERED` is compiled once per instruction-set tier; the library picks at run time.
 Without a compiler the package installs all the same and computes with torch.
+
+Objects stay in build/objects with a hash of all that made them, so building again, for an installation or in a
+moved checkout, compiles what is not the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
 import sys
-import zlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 FOLDER = Path("freetoken/native")
+OBJECTS = Path("build/objects")
 PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "unblock", "matrix")
 INT8 = ("int8", "int8_panel")
 """Products of bytes; a tier that says FT_INT8_ONLY adds them to the one below."""
@@ -51,7 +56,7 @@ def extra_flags() -> list[str]:
 
 
 def jobs() -> list[tuple[str, str, list[str]]]:
-    """(tier, file, flags) of every object."""
+    """(tier, file, flags) of every object, those that take longest first, so that all cores end together."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     out = [("plain", name, ["-DFT_HAVE_X86"] if x86 else []) for name in PLAIN]
     tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else {})}
@@ -60,7 +65,15 @@ def jobs() -> list[tuple[str, str, list[str]]]:
             ("tier", *INT8) if "-DFT_INT8_ONLY" in flags else TIERED if tier == "avx512" else (*TIERED, *INT8)
         )
         out += [(tier, name, [f"-DFT_TIER={tier}", f"-DFT_NS=ft_{tier}", *flags]) for name in names]
-    return out
+    return sorted(out[::-1], key=lambda job: job[1] != "int8")
+
+
+def hashed(*parts: str | bytes) -> str:
+    out = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        out.update(len(data).to_bytes(8, "little") + data)
+    return out.hexdigest()
 
 
 class BuildNative(build_ext):
@@ -74,6 +87,7 @@ class BuildNative(build_ext):
         try:
             if os.name == "nt":
                 raise RuntimeError("it is built with GCC or Clang")
+            self._compiler = " ".join(compiler()) + self._call("--version")
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
                 objects = list(pool.map(self._compile, jobs()))
             library = Path(self.get_ext_fullpath(ext.name))
@@ -88,29 +102,40 @@ class BuildNative(build_ext):
         """Compile one file for one tier unless that is done; return the object's path."""
         tier, name, flags = job
         flags = [*FLAGS, *flags, *extra_flags()]
-        key = zlib.crc32(" ".join([*compiler(), *flags]).encode())
-        out = Path(self.build_temp) / f"{tier}-{key:08x}" / f"{name}.o"
+        made_by = hashed(self._compiler, *flags)
+        out = OBJECTS / f"{tier}-{made_by[:8]}" / f"{name}.o"
         out.parent.mkdir(parents=True, exist_ok=True)
-        if not self._fresh(out):
+        key = out.with_suffix(".key")
+        if not out.exists() or not key.exists() or key.read_text() != self._key(made_by, out):
+            key.unlink(missing_ok=True)
+            started = time.time()
             self._call(*flags, "-MMD", "-c", str(FOLDER / f"{name}.cpp"), "-o", str(out))
+            if all(p.stat().st_mtime < started for p in self._sources(out)):  # else edited meanwhile, perhaps
+                key.write_text(self._key(made_by, out))
         return str(out)
 
     @staticmethod
-    def _fresh(out: Path) -> bool:
-        """True if an object is younger than what it was made of, which the compiler has noted beside it."""
+    def _sources(out: Path) -> list[Path]:
+        """What an object was made of, which the compiler has noted beside it."""
         note = out.with_suffix(".d")
-        if not (out.exists() and note.exists()):
-            return False
-        sources = [Path(name) for name in note.read_text().replace("\\\n", " ").split()[1:]]
-        made = out.stat().st_mtime
-        return all(p.exists() and p.stat().st_mtime <= made for p in sources)
+        words = note.read_text().replace("\\\n", " ").split() if note.exists() else []
+        return [Path(name) for name in words[1:]]
 
-    def _call(self, *arguments: str) -> None:
+    def _key(self, made_by: str, out: Path) -> str:
+        """A hash of an object, what made it and what it was made of; empty if some of that is gone."""
+        sources = self._sources(out)
+        if not sources or not all(p.exists() for p in sources):
+            return ""
+        return hashed(made_by, out.read_bytes(), *(p.read_bytes() for p in sources))
+
+    @staticmethod
+    def _call(*arguments: str) -> str:
         done = subprocess.run([*compiler(), *arguments], capture_output=True, text=True)
         if done.stderr:
             print(done.stderr, file=sys.stderr)
         if done.returncode:
             raise RuntimeError(f"{compiler()[0]} failed: {done.stderr[-500:]}")
+        return done.stdout
 
 
 class Wheel(bdist_wheel):

@@ -13,14 +13,23 @@ find_python() {
   return 1
 }
 
+covers() {  # covers '.[a,b]' '.[b]': whether the first has all extras of the second
+  local extra
+  for extra in $(tr -c 'a-z0-9' ' ' <<<"$2"); do
+    [[ "$1" =~ [^a-z0-9]"$extra"[^a-z0-9] ]] || return 1
+  done
+}
+
 set_up() {  # set_up EXTRAS, like '.[fast]'
-  # Installing again is a matter of seconds, but a demo should start at once: the stamp says what is there.
+  # Installing again is a matter of seconds, but a demo should start at once: the stamp says what is there,
+  # and with which extras; fewer are there already.
   # A checkout that was moved has to be installed again, so its folder is part of the stamp.
   # So are the native sources: what is compiled must be what lies here.
-  local stamp=.venv/.installed state
-  state="$1 $PWD $(cat constraints.txt pyproject.toml setup.py freetoken/native/*.{h,cpp} \
+  local stamp=.venv/.installed state there
+  state="$PWD $(cat constraints.txt pyproject.toml setup.py freetoken/native/*.{h,cpp} \
     freetoken/native/formats/* | cksum)"
-  if [ "$(cat "$stamp" 2>/dev/null)" = "$state" ]; then
+  there="$(cat "$stamp" 2>/dev/null || true)"
+  if [ "${there%%$'\n'*}" = "$state" ] && covers "${there##*$'\n'}" "$1"; then
     return
   fi
   # No environment yet, or one without pip: where python3-venv is missing, half of one is left behind.
@@ -32,5 +41,5 @@ set_up() {  # set_up EXTRAS, like '.[fast]'
   fi
   echo "Installing FreeToken and its packages into .venv (a minute or two, the first time) ..." >&2
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
-  echo "$state" >"$stamp"
+  printf '%s\n%s\n' "$state" "$1" >"$stamp"
 }

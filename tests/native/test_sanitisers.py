@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_nothing_is_read_or_raced_that_should_not_be(tmp_path: Path, kind: str) -> None:
     flags = f"-fsanitize={kind} -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1"
-    build = ["setup.py", "-q", "build_ext", "--build-lib", str(tmp_path), "--build-temp", str(tmp_path / "o")]
+    build = ["setup.py", "-q", "build_ext", "--build-lib", str(tmp_path)]
     env = {**os.environ, "FT_CXXFLAGS": flags}
     subprocess.run([sys.executable, *build], cwd=ROOT, env=env, check=True, timeout=1200)
     library = next(tmp_path.rglob("libfreetoken.so"))
