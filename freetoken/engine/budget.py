@@ -59,7 +59,7 @@ class Division:
         """(what, bytes) of each part in use."""
         return [
             ("dense weights", self.dense_bytes),
-            ("activations", self.activation_bytes),
+            ("activations and rope", self.activation_bytes),
             (f"{self.num_states} states", self.num_states * self.state_bytes),
             (f"{self.num_pages} KV pages", self.num_pages * self.page_bytes),
             (f"{self.num_slots} expert slots", self.num_slots * self.slot_bytes),

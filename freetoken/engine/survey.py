@@ -31,6 +31,7 @@ from freetoken.engine.plan import Facts, default_chunk, macro_tokens
 from freetoken.experts.gpu_support import can_compute_here, check_policy, expanded_bytes
 from freetoken.experts.native_executor import knows
 from freetoken.experts.slots import MIN_SLOTS
+from freetoken.layers.rope import table_bytes
 from freetoken.native.library import library
 from freetoken.quant import _reading as formats
 from freetoken.weights.load import Checkpoint
@@ -263,7 +264,10 @@ def _sizes(parts: Parts) -> Sizes:
         record_bytes=record,
         num_experts=num_experts,
         bank_bytes=bank_bytes,
-        activation_bytes=per_hidden * config.hidden_size + 32 * config.vocab_size * 8 + expanded,
+        activation_bytes=per_hidden * config.hidden_size
+        + 32 * config.vocab_size * 8
+        + expanded
+        + table_bytes(config.attention, config.max_position),
     )
 
 

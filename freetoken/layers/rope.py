@@ -84,6 +84,11 @@ def _yarn_scale(scaling: Mapping[str, Any], factor: float) -> float:
     return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
 
 
+def table_bytes(spec: AttentionSpec | None, max_position: int) -> int:
+    """Bytes of Rope's two tables: 256 MiB for a million positions of 64 rotated dimensions."""
+    return max_position * (spec.rotary_dim // 2) * 2 * 4 if spec else 0
+
+
 class Rope:
     """cos and sin of every position up to `max_position`, float32 [max_position, rotary_dim / 2] each."""
 

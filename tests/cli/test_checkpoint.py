@@ -93,14 +93,14 @@ print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
-@pytest.mark.parametrize("experts", ["", "q8_0"])
-def test_a_model_larger_than_the_bound_is_written_within_it(experts: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("experts", "dense"), [("", ""), ("q8_0", ""), ("q8_0", "q8_0")])
+def test_a_model_larger_than_the_bound_is_written_within_it(experts: str, dense: str, tmp_path: Path) -> None:
     """Peak memory is at most 2 GB and one shard, whatever the model's size."""
     shard = 256 << 20
     size = sparse(tmp_path / "large", {**LARGE, "num_hidden_layers": 5, "num_experts": 64})
     assert size > (2 << 30) + shard + (1 << 30)
     argv = ["checkpoint", "--model", str(tmp_path / "large"), "--out", str(tmp_path / "out")]
-    argv += ["--shard-size", str(shard), "--experts", experts]
+    argv += ["--shard-size", str(shard), "--experts", experts, "--dense", dense]
     done = subprocess.run([sys.executable, "-c", PEAK, *argv], capture_output=True, text=True, timeout=3000)
     code, peak = done.stdout.split()[-2:]
     assert code == "0", done.stderr

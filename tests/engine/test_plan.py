@@ -146,7 +146,7 @@ def test_host_memory_counts_all_that_lies_in_it_and_the_refusal_shows_the_sum():
         with pytest.raises(CapacityError) as e:
             make_plan(Options(), facts(where, host_free_bytes=free, host_limited_by="container limit"))
         assert e.value.code == "host_memory"
-        for part in ("experts 60.0 GiB", "states", "KV pages", "activations 512 MiB", "available"):
+        for part in ("experts 60.0 GiB", "states", "KV pages", "activations and rope 512 MiB", "available"):
             assert part in e.value.message
     assert "container limit" in e.value.message
     with pytest.raises(CapacityError, match="dense weights 2.00 GiB"):

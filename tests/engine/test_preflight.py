@@ -14,6 +14,7 @@ import pytest
 from freetoken.core.errors import CapacityError
 from freetoken.core.options import Options
 from freetoken.engine.build import DEMO_MODEL, build
+from freetoken.engine.outlook import look
 from freetoken.models import _tensors, qwen3_moe
 from tests.models import checkpoints
 
@@ -29,6 +30,7 @@ import sys, time
 from freetoken.core.errors import CapacityError
 from freetoken.core.options import Options
 from freetoken.engine.build import build
+from freetoken.engine.outlook import look
 start = time.process_time()
 try:
     build(Options(model=sys.argv[1], device="cpu"))
@@ -70,6 +72,16 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(case: str, tmp_
         build(Options(model=str(tmp_path), **wishes))
     assert time.process_time() - start < 10.0, "reading it takes minutes"
     assert e.value.code == error and text in e.value.message
+
+
+def test_a_table_of_a_million_positions_is_in_the_sum(tmp_path: Path) -> None:
+    sizes = []
+    for positions in (1 << 10, 1 << 20):
+        path = tmp_path / str(positions)
+        sparse(path, {**MIDDLE, "max_position_embeddings": positions})
+        model, _ = look(Options(device="cpu"), path, ())
+        sizes.append(model.sizes.activation_bytes)
+    assert sizes[1] - sizes[0] == ((1 << 20) - (1 << 10)) * 128 * 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")

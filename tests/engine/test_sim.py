@@ -75,7 +75,13 @@ def test_a_job_moves_the_pool_over_the_link_at_most_once():
 
 
 @pytest.mark.parametrize(
-    ("gap_ms", "tokens", "chunk"), [(0.2, 1500, 64), (0.4, 1500, 64), (None, 4000, 256), (None, 4000, 512)]
+    ("gap_ms", "tokens", "chunk"),
+    [
+        (0.2, 1500, 64),
+        (None, 4000, 512),
+        pytest.param(0.4, 1500, 64, marks=pytest.mark.soak),
+        pytest.param(None, 4000, 256, marks=pytest.mark.soak),
+    ],
 )
 def test_a_long_prefill_delays_a_running_stream_by_two_sub_chunks_at_most(gap_ms, tokens, chunk):
     """On the virtual clock, beside the step itself. The default gap is longer than the whole prefill here."""

@@ -104,7 +104,7 @@ def test_help_imports_nothing_heavy() -> None:
         "print(bad, file=sys.stderr); sys.exit(rc or bool(bad))"
     )
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     print(f"ft --help: {(time.monotonic() - started) * 1000:.0f} ms")
     assert done.returncode == 0, done.stderr
     assert "serve" in done.stdout
@@ -119,7 +119,7 @@ def test_torch_free_rooms_import_without_torch() -> None:
         f"for name in {HEAVY!r}: sys.modules[name] = None\n"
         f"for name in {wanted!r}: importlib.import_module(name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 
@@ -142,5 +142,5 @@ for name in {wanted!r}:
             bad.append(f"{{name}}: {{type(e).__name__}}: {{e}}")
 print("\\n".join(bad)); sys.exit(bool(bad))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

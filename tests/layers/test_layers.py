@@ -17,7 +17,7 @@ from freetoken.layers.linear import Linear
 from freetoken.layers.mlp import GatedMLP
 from freetoken.layers.moe import Router, SharedExpert
 from freetoken.layers.norm import RMSNorm
-from freetoken.layers.rope import Rope, frequencies
+from freetoken.layers.rope import Rope, frequencies, table_bytes
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -99,6 +99,7 @@ def spec(**scaling: object) -> AttentionSpec:
 def test_a_rope_table_has_a_row_for_every_position() -> None:
     cos, sin = Rope(spec(), 100, torch.device("cpu")).tables
     assert cos.shape == sin.shape == (100, 4)
+    assert cos.nbytes + sin.nbytes == table_bytes(spec(), 100) and not table_bytes(None, 100)
     x = rand(2, 3, 16)
     assert torch.equal(rotate(x, cos[[0, 0]], sin[[0, 0]]), x), "position 0 turns nothing"
 
