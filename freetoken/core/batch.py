@@ -9,7 +9,7 @@ neighbours: rows query_start[b] .. query_start[b+1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +113,11 @@ _FIELDS = {
 """Type of each small buffer, and whether it has one entry a row (else one a sequence)."""
 
 
+def _arrays(views: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """The same memory, which has to be the host's."""
+    return {name: view.numpy() for name, view in views.items()}
+
+
 class BatchBuffers:
     """Fixed-address int buffers for batches of up to `max_rows` rows and `max_seqs` sequences.
 
@@ -142,6 +147,8 @@ class BatchBuffers:
             at += -(-size // 64) * 64
         self._bytes = torch.zeros(at, dtype=torch.uint8, device=device)
         self._views = {name: self._view(self._bytes, name) for name in _FIELDS}
+        self._arrays = {} if self._pinned else _arrays(self._views)
+        self._last = None if self._pinned else last_tokens.numpy()
         self.page_table = torch.zeros(max_seqs, max_pages, dtype=torch.int64, device=device)
         self._pages: list[tuple[int, ...]] = [()] * max_seqs
 
@@ -162,8 +169,10 @@ class BatchBuffers:
         is_decode = all(n == 1 for n in lengths)
         rows = max(total, bucket_rows) if is_decode else total
         pad = rows - total
-        host = torch.zeros_like(self._bytes, device="cpu", pin_memory=True) if self._pinned else self._bytes
-        put = {name: self._view(host, name).numpy() for name in _FIELDS}
+        put = self._arrays
+        if self._pinned:
+            host = torch.zeros_like(self._bytes, device="cpu", pin_memory=True)
+            put = _arrays({name: self._view(host, name) for name in _FIELDS})
         starts = np.zeros(seqs + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
         wanted = [b for b, s in enumerate(segments) if s.wants_logits]
@@ -184,6 +193,11 @@ class BatchBuffers:
 
     def resolve(self, rows: int) -> None:
         """Take what the sampler wrote for the rows that name a source, without asking the host."""
+        if self._last is not None:
+            found = self._arrays["sources"][:rows]
+            own = self._arrays["ids"][:rows]
+            own[found >= 0] = self._last[found[found >= 0]]
+            return
         ids, sources = self.ids[:rows], self.sources[:rows]
         ids.copy_(torch.where(sources >= 0, self.last_tokens[sources.clamp(min=0)], ids))
 

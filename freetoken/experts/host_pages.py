@@ -1,4 +1,4 @@
-"""The bank's memory: aligned, and in huge pages as soon as that costs nothing.
+"""The bank's memory: aligned, spread over memory nodes, and in huge pages as soon as that costs nothing.
 
 Reading through huge pages saves page walks. On most machines they are also the cheapest to touch first. A
 virtual machine whose host gives memory on first touch takes milliseconds for each (measured: 3 s for a GiB):
@@ -32,6 +32,7 @@ def allocate(num_bytes: int, align: int) -> tuple[Tensor, bool]:
         return raw[start : start + num_bytes], False
     start = -raw.data_ptr() % HUGE
     memory = raw[start : start + num_bytes]
+    lib.spread(memory.data_ptr(), num_bytes)
     probe = memory[: PROBED * HUGE]
     if not lib.advise_huge(probe.data_ptr(), probe.numel()):
         return memory, False

@@ -33,6 +33,7 @@ def on_huge_pages(tensor: Tensor) -> Tensor:
         return tensor
     raw = torch.empty(size + _HUGE, dtype=torch.uint8)
     start = -raw.data_ptr() % _HUGE
+    lib.spread(raw.data_ptr() + start, size)
     lib.advise_huge(raw.data_ptr() + start, size // _HUGE * _HUGE)  # before the first touch
     placed = raw[start : start + size].view(tensor.dtype).view(tensor.shape)
     placed.copy_(tensor)

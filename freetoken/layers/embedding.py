@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from freetoken.core.weights import CodedWeight
+from freetoken.kernels.coded_linear import rows_of
 
 
 class Embedding:
@@ -18,5 +19,5 @@ class Embedding:
     def __call__(self, ids: Tensor) -> Tensor:
         """int64 [T] -> [T, H]."""
         if isinstance(self.weight, CodedWeight):
-            return self.weight.decode(ids).to(self.dtype)
+            return rows_of(self.weight, ids).to(self.dtype)
         return F.embedding(ids, self.weight)

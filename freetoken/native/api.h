@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FT_API_VERSION 4
+#define FT_API_VERSION 5
 
 enum ft_activation { FT_SWIGLU = 0, FT_GELU = 1, FT_GELU_TANH = 2, FT_RELU = 3 };
 
@@ -110,6 +110,9 @@ FT_API int ft_pack_plain(int item_bytes, const void* gate, const void* up, const
 
 /* Ask for huge pages under [data, data + num_bytes). Returns 0 if the system agreed. */
 FT_API int ft_advise_huge(void* data, uint64_t num_bytes);
+/* Spread what will be touched first in [data, data + num_bytes) over memory nodes by turns. Returns 0 if the system
+ * agreed. */
+FT_API int ft_interleave(void* data, uint64_t num_bytes, const int* nodes, int num_nodes);
 /* Gather what lies in [data, data + num_bytes) in huge pages now. Returns 0 if all of it does. */
 FT_API int ft_collapse(void* data, uint64_t num_bytes);
 /* Have memory under [data, data + num_bytes) now; what is in use stays as it is. Returns 0 if all is there. */

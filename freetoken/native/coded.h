@@ -118,7 +118,8 @@ template <class Tile_>
 struct Coded {
   typedef Tile_ Tile;
   typedef float X;
-  static constexpr int GROUP = Tile::GROUP;
+  static constexpr int GROUP = Tile::GROUP, STREAMS = 8;
+  static constexpr bool AS_THEY_LIE = false;
   Tile tile;
   int64_t hidden;
 
@@ -180,8 +181,8 @@ struct Coded {
 
   static void prepare(float*, int64_t, int64_t, int) {}
   static void prepare_middle(float*, int64_t, int, int) {}
-  void prefetch(int i1, int count, int64_t h) const {
-    prefetch_next(tile.codes_down(), hidden * Tile::COLUMN_BITS / 8, i1, count * STEP * Tile::COLUMN_BITS / 8, h);
+  void prefetch(int i1, int count, int64_t h, bool ahead) const {
+    if (ahead) prefetch_next(tile.codes_down(), hidden * Tile::COLUMN_BITS / 8, i1, count * STEP * Tile::COLUMN_BITS / 8, h);
   }
   void warm(int i) const {
     const int64_t column = hidden * Tile::COLUMN_BITS / 8;

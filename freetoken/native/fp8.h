@@ -76,7 +76,8 @@ FT_INLINE I high_lanes() { return _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 
 template <class Scales>
 struct Fp8Pairs {
   typedef uint16_t X;
-  static constexpr int GROUP = 32;
+  static constexpr int GROUP = 32, STREAMS = 32;
+  static constexpr bool AS_THEY_LIE = false;
   Fp8<Scales> t;
   int64_t hidden;
   Fp8Pairs(const Shape& shape, const uint8_t* tile) : t(shape, tile), hidden(shape.h) {}
@@ -157,8 +158,8 @@ struct Fp8Pairs {
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
   static void prepare_middle(uint16_t*, int64_t, int, int) {}
-  void prefetch(int i1, int count, int64_t h) const {
-    prefetch_next(t.codes[2], hidden, i1, count * STEP, h);
+  void prefetch(int i1, int count, int64_t h, bool ahead) const {
+    if (ahead) prefetch_next(t.codes[2], hidden, i1, count * STEP, h);
   }
   void warm(int i) const { prefetch_next(t.codes[2], hidden, i, hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }

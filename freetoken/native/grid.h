@@ -131,7 +131,8 @@ struct Points : Kind {
 template <class Kind>
 struct PairedPoints {
   typedef uint16_t X;
-  static constexpr int GROUP = 32;
+  static constexpr int GROUP = 32, STREAMS = 32;
+  static constexpr bool AS_THEY_LIE = false;
   Points<Kind> tile;
   int64_t hidden;
 
@@ -224,8 +225,8 @@ struct PairedPoints {
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
   static void prepare_middle(uint16_t*, int64_t, int, int) {}
-  void prefetch(int i1, int count, int64_t h) const {
-    prefetch_next(tile.index.of[2], hidden / 4, i1, count * STEP / 4, h);
+  void prefetch(int i1, int count, int64_t h, bool ahead) const {
+    if (ahead) prefetch_next(tile.index.of[2], hidden / 4, i1, count * STEP / 4, h);
   }
   void warm(int i) const {
     prefetch_next(tile.index.of[2], hidden / 4, i, hidden / 4, 0);

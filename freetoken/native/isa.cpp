@@ -82,7 +82,7 @@ bool made_by_amd() { return false; }
 }  // namespace
 }  // namespace ft
 
-const int ft_row_ahead = ft::made_by_amd() ? 0 : 4096;
+const int ft_row_ahead = ft::made_by_amd() ? 0 : 4096, ft_row_near = ft::made_by_amd() ? 0 : 2048;
 
 namespace ft {
 

@@ -19,10 +19,10 @@ from freetoken.core.errors import ConfigError, nearest
 from freetoken.core.log import logger
 from freetoken.native import ops
 from freetoken.native.program import Program, Tape, beyond
-from freetoken.native.topology import default_threads, worker_cpus
+from freetoken.native.topology import default_threads, memory_nodes, worker_cpus
 
 _log = logger("native")
-API_VERSION = 4
+API_VERSION = 5
 OFF = "off"
 SWIGLU, GELU, GELU_TANH, RELU = range(4)
 _U32, _U64, _I64, _F32, _PTR = (
@@ -253,6 +253,18 @@ class Library:
         """Ask for huge pages under a range; True if the system agreed."""
         return int(self._lib.ft_advise_huge(data, num_bytes)) == 0
 
+    def spread(self, data: int, num_bytes: int, nodes: list[int] | None = None) -> bool:
+        """Have memory not yet touched from memory nodes by turns; True if it will be.
+
+        nodes   None: those of the workers, if there are several
+        """
+        some = memory_nodes(worker_cpus()) if nodes is None else nodes
+        if nodes is None and len(some) < 2:
+            return False
+        return (
+            int(self._lib.ft_interleave(data, num_bytes, (ctypes.c_int * len(some))(*some), len(some))) == 0
+        )
+
     def collapse(self, data: int, num_bytes: int) -> bool:
         """Gather memory in use in huge pages, in place; True if all of it lies in them."""
         return int(self._lib.ft_collapse(data, num_bytes)) == 0
@@ -308,6 +320,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_advise_huge": (c_int, [_PTR, _U64]),
         "ft_collapse": (c_int, [_PTR, _U64]),
         "ft_populate": (c_int, [_PTR, _U64]),
+        "ft_interleave": (c_int, [_PTR, _U64, ctypes.POINTER(c_int), c_int]),
         "ft_crc32": (_U32, [_U32, _PTR, _U64]),
         "ft_transpose": (c_int, [c_int, _PTR, _U64, _PTR, _U64, _I64, _I64]),
         "ft_pack_plain": (c_int, [c_int, _PTR, _PTR, _PTR, _PTR, ctypes.POINTER(_U64)]),

@@ -7,9 +7,6 @@
 
 namespace FT_NS {
 
-// Rows of x up to which memory alone is the limit; narrow vectors need two chains at once even then.
-constexpr int ALONE = W >= 16 ? 1 : 0;
-
 template <class T, F (*Convert)(const T*)>
 static void linear_rows(const LinearJob& job, int64_t first, int64_t last, const float* x, int64_t xs,
                         float* y) {
@@ -43,23 +40,6 @@ static void linear_rows(const LinearJob& job, int64_t first, int64_t last, const
 }
 
 #if defined(FT_BF16_DOT)
-template <int R>
-FT_INLINE void row_dots(const uint16_t* row, const uint16_t* x, int64_t xs, int64_t k_size, float (&out)[R]) {
-  F acc[R];
-  for (int r = 0; r < R; r++) acc[r] = zero();
-  int64_t k = 0;
-  for (; k + 32 <= k_size; k += 32) {
-    FT_PREFETCH((const char*)(row + k) + ft_row_ahead);
-    const I weight = _mm512_loadu_si512(row + k);
-    for (int r = 0; r < R; r++) acc[r] = dot2(acc[r], weight, _mm512_loadu_si512(x + r * xs + k));
-  }
-  if (k < k_size) {
-    const I weight = _mm512_maskz_loadu_epi16((__mmask32)((1ull << (k_size - k)) - 1), row + k);
-    for (int r = 0; r < R; r++) acc[r] = dot2(acc[r], weight, _mm512_loadu_si512(x + r * xs + k));
-  }
-  for (int r = 0; r < R; r++) out[r] = sum(acc[r]);
-}
-
 template <int R>
 FT_INLINE void pair_dots(const uint16_t* const (&rows)[2], const uint16_t* x, int64_t xs, int64_t k_size,
                          float (&out)[2][R]) {

@@ -10,6 +10,8 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -181,6 +183,23 @@ int ft_collapse(void* data, uint64_t num_bytes) {
   return last > first ? madvise((void*)first, last - first, COLLAPSE) : 0;
 #else
   (void)data, (void)num_bytes;
+  return -1;
+#endif
+}
+
+int ft_interleave(void* data, uint64_t num_bytes, const int* nodes, int num_nodes) {
+#if defined(__linux__) && defined(SYS_mbind)
+  constexpr int INTERLEAVE = 3, MOST = 1024, BITS = 8 * sizeof(unsigned long);
+  unsigned long mask[MOST / BITS] = {};
+  for (int i = 0; i < num_nodes; i++) {
+    if (nodes[i] < 0 || nodes[i] >= MOST) return -1;
+    mask[nodes[i] / BITS] |= 1ul << nodes[i] % BITS;
+  }
+  const uint64_t page = 4096, first = ((uint64_t)data + page - 1) / page * page;
+  const uint64_t last = ((uint64_t)data + num_bytes) / page * page;
+  return last > first ? (int)syscall(SYS_mbind, first, last - first, INTERLEAVE, mask, (unsigned long)MOST + 1, 0) : 0;
+#else
+  (void)data, (void)num_bytes, (void)nodes, (void)num_nodes;
   return -1;
 #endif
 }

@@ -87,7 +87,8 @@ struct Paired {
   typedef Plane<Spec::LOW> Low;
   typedef Plane<Spec::HIGH> High;
   typedef SpanAt<Spec::SPAN> Span;
-  static constexpr int GROUP = 32, LOW = Spec::LOW, HIGH = Spec::HIGH, BITS = LOW + HIGH, SPAN = Spec::SPAN;
+  static constexpr bool AS_THEY_LIE = false;
+  static constexpr int GROUP = 32, STREAMS = 32, LOW = Spec::LOW, HIGH = Spec::HIGH, BITS = LOW + HIGH, SPAN = Spec::SPAN;
   Blocks<Spec> tile;
   int64_t hidden;
   I table[2];
@@ -256,8 +257,8 @@ struct Paired {
   static void prepare_middle(uint16_t* mid, int64_t ms, int w, int num_rows) {
     for (int r = 0; Spec::OFFSET && r < num_rows; r++) sums_of(mid + r * ms, w, middle_sums(mid + r * ms, ms));
   }
-  void prefetch(int i1, int count, int64_t h) const {
-    prefetch_next(tile.low.of[2], hidden * LOW / 8, i1, count * STEP * LOW / 8, h);
+  void prefetch(int i1, int count, int64_t h, bool ahead) const {
+    if (ahead) prefetch_next(tile.low.of[2], hidden * LOW / 8, i1, count * STEP * LOW / 8, h);
   }
   void warm(int i) const {
     prefetch_next(tile.low.of[2], hidden * LOW / 8, i, hidden * LOW / 8, 0);

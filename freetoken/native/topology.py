@@ -1,7 +1,9 @@
 """Which CPUs workers may use: one per physical core, inside this process's affinity mask and its quota.
 
-Reads Linux's /sys and control groups; elsewhere it falls back to counts. Pure integers, no torch. Invariant:
-every CPU named is one that the process may run on, and no two of them share a core.
+Reads Linux's /sys and control groups; elsewhere it falls back to counts. Pure integers, no torch. Where
+memory has several nodes, workers and weights are spread over all of them alike: a few workers read from every
+node, and each finds as much far away as any other. Invariant: every CPU named is one that the process may run
+on, and no two of them share a core.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 _SYS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
 _GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 20
 ROOM_FROM = 6
@@ -24,8 +27,9 @@ def allowed_cpus() -> list[int]:
     return []
 
 
-def worker_cpus(sys_cpu: Path = _SYS, allowed: list[int] | None = None) -> list[int]:
-    """One allowed CPU of each physical core; performance cores first where the system tells them apart."""
+def worker_cpus(sys_cpu: Path = _SYS, allowed: list[int] | None = None, sys_node: Path = _NODES) -> list[int]:
+    """One allowed CPU of each physical core; performance cores first where the system tells them apart, those
+    of several memory nodes by turns."""
     cpus = allowed_cpus() if allowed is None else allowed
     seen: set[tuple[int, ...]] = set()
     out: list[int] = []
@@ -34,7 +38,14 @@ def worker_cpus(sys_cpu: Path = _SYS, allowed: list[int] | None = None) -> list[
         if siblings not in seen:
             seen.add(siblings)
             out.append(cpu)
-    return out
+    turns: dict[tuple[int, int], int] = {}
+    order = []
+    for cpu in out:
+        kind = -_capacity(sys_cpu, cpu)
+        at = (kind, node_of(sys_node).get(cpu, 0))
+        turns[at] = turns.get(at, 0) + 1
+        order.append((kind, turns[at], at[1], cpu))
+    return [cpu for *_, cpu in sorted(order)]
 
 
 def default_threads(cores: int | None = None) -> int:
@@ -78,14 +89,20 @@ def _limit(folder: Path) -> float:
         return UNLIMITED
 
 
-def nodes(sys_node: Path = Path("/sys/devices/system/node")) -> list[list[int]]:
-    """CPUs of each memory node that has any; one list if the system names none."""
-    found = []
-    for folder in sorted(sys_node.glob("node[0-9]*"), key=lambda p: int(p.name[4:])):
-        cpus = _read_list(folder / "cpulist")
-        if cpus:
-            found.append(cpus)
-    return found or [allowed_cpus()]
+def node_of(sys_node: Path = _NODES) -> dict[int, int]:
+    """The memory node of each CPU; empty if the system names none."""
+    return {
+        cpu: int(folder.name[4:])
+        for folder in sys_node.glob("node[0-9]*")
+        for cpu in _read_list(folder / "cpulist")
+    }
+
+
+def memory_nodes(cpus: list[int], sys_node: Path = _NODES) -> list[int]:
+    """The nodes of these CPUs that have memory, ascending."""
+    nodes = node_of(sys_node)
+    with_memory = _read_list(sys_node / "has_memory")
+    return sorted({nodes[cpu] for cpu in cpus if cpu in nodes and nodes[cpu] in with_memory})
 
 
 def _capacity(sys_cpu: Path, cpu: int) -> int:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from freetoken.native.topology import UNLIMITED, allowed_cpus, default_threads, nodes, quota, worker_cpus
+from freetoken.native.library import library
+from freetoken.native.topology import (
+    UNLIMITED,
+    allowed_cpus,
+    default_threads,
+    memory_nodes,
+    node_of,
+    quota,
+    worker_cpus,
+)
 
 
 def tree(root: Path, siblings: list[str], atoms: str = "") -> Path:
@@ -44,12 +54,48 @@ def test_few_cores_all_work_and_many_leave_room():
     assert default_threads() >= 1 and set(worker_cpus()) <= set(allowed_cpus())
 
 
+def node_tree(root: Path, cpus: dict[int, str], with_memory: str) -> Path:
+    for number, text in cpus.items():
+        (root / f"node{number}").mkdir(parents=True)
+        (root / f"node{number}" / "cpulist").write_text(text)
+    (root / "has_memory").write_text(with_memory)
+    return root
+
+
 def test_memory_nodes_with_gaps(tmp_path):
-    for number, text in ((0, "0-3"), (2, "4-7"), (10, "")):
-        (tmp_path / f"node{number}").mkdir()
-        (tmp_path / f"node{number}" / "cpulist").write_text(text)
-    assert nodes(tmp_path) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert nodes(tmp_path / "none") == [allowed_cpus()]
+    tree = node_tree(tmp_path / "three", {0: "0-3", 2: "4-7", 10: ""}, "0,2,10")
+    assert node_of(tree) == {0: 0, 1: 0, 2: 0, 3: 0, 4: 2, 5: 2, 6: 2, 7: 2}
+    assert memory_nodes([0, 5, 6], tree) == [0, 2]
+    assert memory_nodes([1, 2], tree) == [0]
+    bare = node_tree(tmp_path / "bare", {0: "0-1", 1: "2-3"}, "1")
+    assert memory_nodes([0, 2], bare) == [1], "a node without memory holds no weights"
+    assert node_of(tmp_path / "none") == {} and memory_nodes([0], tmp_path / "none") == []
+
+
+def test_workers_take_memory_nodes_by_turns(tmp_path):
+    cpu = tree(tmp_path, [str(n) for n in range(8)])
+    nodes = node_tree(tmp_path / "nodes", {0: "0-3", 1: "4-7"}, "0-1")
+    assert worker_cpus(cpu, list(range(8)), nodes) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert worker_cpus(cpu, [0, 1, 2, 6], nodes) == [0, 6, 1, 2]
+
+
+def test_performance_cores_of_every_node_come_before_the_others(tmp_path):
+    cpu = tree(tmp_path, [str(n) for n in range(6)], "1,4-5")
+    nodes = node_tree(tmp_path / "nodes", {0: "0-2", 1: "3-5"}, "0-1")
+    assert worker_cpus(cpu, list(range(6)), nodes) == [0, 3, 2, 1, 4, 5]
+
+
+@pytest.mark.skipif(
+    not Path("/sys/devices/system/node/node0").exists(), reason="the system names no memory node"
+)
+@pytest.mark.skipif(not memory_nodes(worker_cpus()), reason="the system names no memory node")
+def test_the_system_takes_memory_from_the_nodes_that_are_named():
+    lib, memory = library(), torch.empty(4 << 20, dtype=torch.uint8)
+    mine = memory_nodes(worker_cpus())
+    assert lib.spread(memory.data_ptr(), memory.numel()) == (len(mine) > 1)
+    assert lib.spread(memory.data_ptr(), memory.numel(), mine[:1]), "by turns from one node"
+    assert int(memory.fill_(1).sum()) == memory.numel()
+    assert not lib.spread(memory.data_ptr(), memory.numel(), [1 << 20]), "no such node"
 
 
 def group(root: Path, path: str, **files: str) -> None:

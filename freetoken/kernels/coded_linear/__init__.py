@@ -8,6 +8,8 @@
 
 Rounding points: weights exactly as their format decodes, sums at least in float32, one rounding. `fast` says
 whether a maker beats decoding once and multiplying with plain numbers. Neither mutates nor syncs.
+
+    rows_of(weight, ids)            float32 [n, K]: rows int64 [n] of a packed matrix, columns as they lie
 """
 
 from __future__ import annotations
@@ -34,4 +36,9 @@ def every_number(weight: CodedWeight) -> Tensor:
 
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, *, int8: bool = False) -> Tensor:
     out: Tensor = choose(MAKERS, x.device.type).coded_linear(x, weight, bias, int8)
+    return out
+
+
+def rows_of(weight: CodedWeight, ids: Tensor) -> Tensor:
+    out: Tensor = choose(MAKERS, ids.device.type).rows_of(weight, ids)
     return out

@@ -36,6 +36,18 @@ def every_number(weight: CodedWeight) -> Tensor:
     return out
 
 
+def rows_of(weight: CodedWeight, ids: Tensor) -> Tensor:
+    lib = library()
+    if lib is None or len(ids) > MOST_ROWS or not takes(weight.fmt, weight.shape):
+        return reference.rows_of(weight, ids)
+    out = torch.empty(len(ids), weight.shape[1])
+    place, step = out.data_ptr(), 4 * weight.shape[1]
+    for at, row in enumerate(ids.tolist()):
+        places = weight.packed.data_ptr(), place + at * step
+        lib.coded_numbers(weight.fmt.name, places, weight.shape, (row, row + 1))
+    return out
+
+
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, int8: bool = False) -> Tensor:
     lib = library()
     if lib is None or x.dtype not in _DTYPES or not takes(weight.fmt, weight.shape):

@@ -37,6 +37,10 @@ def every_number(weight: CodedWeight) -> Tensor:
     return weight.decode(torch.arange(weight.shape[0]))
 
 
+def rows_of(weight: CodedWeight, ids: Tensor) -> Tensor:
+    return weight.decode(ids)
+
+
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, int8: bool = False) -> Tensor:
     rows, columns = weight.shape
     given = x.float() if weight.columns is None else x.float()[..., weight.columns]

@@ -13,7 +13,8 @@ FT_INLINE I load16_some(const uint16_t* p, int n) {
 
 struct Pairs {
   typedef uint16_t X;
-  static constexpr int GROUP = 2;
+  static constexpr int GROUP = 2, STREAMS = 4;
+  static constexpr bool AS_THEY_LIE = true;
   const uint16_t *gate, *up, *down_t;
   int64_t hidden;
 
@@ -52,6 +53,12 @@ struct Pairs {
       }
   }
 
+  FT_INLINE_MEMBER void alone(int m, int i, const uint16_t* x, float* out) const {
+    float dots[1];
+    row_dots<1>((m ? up : gate) + i * hidden, x, 0, hidden, dots);
+    *out = dots[0];
+  }
+
   // The two vectors of a step hold h as unpacklo and unpackhi leave it.
   template <int R>
   FT_INLINE_MEMBER void down(int i0, int i1, int h, int n, const uint16_t* mid, int64_t ms, float* out,
@@ -82,8 +89,10 @@ struct Pairs {
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
   static void prepare_middle(uint16_t*, int64_t, int, int) {}
-  void prefetch(int i1, int count, int64_t h) const {
-    prefetch_next((const uint8_t*)down_t, 2 * hidden, i1, count * 64, h);
+  void prefetch(int i1, int count, int64_t h, bool ahead) const {
+    const uint8_t* columns = (const uint8_t*)down_t;
+    if (count <= STREAMS) prefetch_runs(columns, 2 * hidden, i1, count, 2 * h, 64, ahead);
+    else if (ahead) prefetch_next(columns, 2 * hidden, i1, count * 64, h);
   }
   void warm(int i) const { prefetch_next((const uint8_t*)down_t, 2 * hidden, i, 2 * hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
