@@ -57,11 +57,11 @@ def test_a_model_is_pulled_listed_planned_and_removed(hub: Hub, tmp_path: Path) 
     assert listed["model"] == NAME and listed["bytes"] > 30 << 20 and listed["path"] == str(path)
     planned = ft(tmp_path, hub.url, "plan", NAME, "--json")
     assert json.loads(planned.stdout)["machines"][0]["fits"], planned.stderr
-    assert not hub.asked, "a model that is here is looked at without asking the hub"
     refused = ft(tmp_path, hub.url, "rm", NAME)
     assert refused.returncode == 2 and "--yes" in refused.stderr
     assert ft(tmp_path, hub.url, "rm", NAME, "--yes").returncode == 0 and not path.exists()
     assert json.loads(ft(tmp_path, hub.url, "models", "--json").stdout)["models"] == []
+    assert not hub.asked, "what is here is looked at and removed without asking the hub"
 
 
 def test_a_plan_of_a_remote_model_asks_for_headers_alone(hub: Hub, tmp_path: Path) -> None:
