@@ -152,7 +152,7 @@ def seed_launch(table: Table, place: Place, ids: Tensor) -> Launch:
     consts = {
         "E": place.num_experts,
         "EP": power_of_two(place.num_experts),
-        "B": 64,
+        "B": max(8, min(64, 4096 // power_of_two(place.num_experts))),
         "TWO_SPEED": table.policy == "two_speed",
     }
     return Launch(_ahead.seed, (1,), (ids, table.counts, table.slow, place.layer, ids.numel()), consts)
