@@ -15,6 +15,7 @@ import pytest
 from freetoken.cli import _hub, pull
 from freetoken.cli._models import DEMO
 from freetoken.cli.main import main
+from freetoken.core import profile
 from freetoken.core.errors import CapacityError, ConfigError
 from freetoken.models import qwen3_moe
 from tests.cli.fake_hub import Hub, serving
@@ -171,3 +172,19 @@ def test_all_machines_get_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["plan", str(tmp_path), "--all-machines"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert {"4090", "4060-laptop", "pro-6000"} <= {row[0] for row in rows if row}
+
+
+def test_a_plan_goes_by_what_was_measured_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told() -> tuple[list[float], str]:
+        assert main(["plan", str(DEMO), "--device", "cpu", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["machines"]
+        return row["tokens_per_s"], " ".join(row["reasons"])
+
+    monkeypatch.setenv("FREETOKEN_HOME", str(tmp_path))
+    (low, high), why = told()
+    assert "ft bench bw" in why, "a guess says how it becomes a measurement"
+    profile.save(profile.Profile(profile.machine_key(), host_bw=1e9, threads=1))
+    (slow_low, slow_high), slow_why = told()
+    assert slow_high < high and slow_high / slow_low < high / low and "ft bench bw" not in slow_why
