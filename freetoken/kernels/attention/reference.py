@@ -42,7 +42,7 @@ def attend(
         out = F.scaled_dot_product_attention(
             q.reshape(1, kv_heads, -1, dim), keys[None], values[None], scale=scale
         )
-        return out.view(1, heads, dim)
+        return out.reshape(1, heads, dim)
     whole = rows == length - first and not window
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],
