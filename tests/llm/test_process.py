@@ -73,11 +73,17 @@ def test_memory_stays_within_the_plan(wishes):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("prompts", "least"), [(80, 64 << 10), pytest.param(500, 2 << 10, marks=pytest.mark.soak)]
+    ("prompts", "words", "least"),
+    [
+        (80, "250", 64 << 10),
+        pytest.param(500, "250", 2 << 10, marks=pytest.mark.soak),
+        pytest.param(200, "5 + 4 * min(i, 100)", 32 << 10, marks=pytest.mark.soak, id="rising contexts"),
+    ],
 )
-def test_memory_levels_off_once_the_caches_are_full(prompts, least, tmp_path):
+def test_memory_levels_off_once_the_caches_are_full(prompts, words, least, tmp_path):
     """Unique prompts on a tiny hybrid model. A prompt's pages and states are 150 KiB: kept, they would show.
 
+    words  of prompt i
     least  bytes a prompt of the second half that count as growth
     """
     model = write_model("hybrid", tmp_path, vocab_size=8192)
@@ -91,17 +97,18 @@ def test_memory_levels_off_once_the_caches_are_full(prompts, least, tmp_path):
                                 checkpoint_memory=256 << 10, cold_memory=256 << 10))
         memo = llm.built.codec._inert.memo
         memo.max_bytes = 128 << 10
-        rng, series = random.Random(1), []
+        rng, series, full = random.Random(1), [], False
         for i in range({prompts}):
-            words = " ".join(rng.choices("the a user asks tool file number what is".split(), k=250))
+            words = " ".join(rng.choices("the a user asks tool file number what is".split(), k={words}))
             ask(llm, f"{{i}} {{words}}", 2)
             counts = llm.built.snapshot()["cache"]
             assert counts["bytes"] <= 256 << 10 and counts["cold_bytes"] <= 256 << 10, counts
             assert memo.num_bytes <= memo.max_bytes
+            both = min(counts["bytes"], counts["cold_bytes"])
+            full = full or (both > 200 << 10 and memo.num_bytes > 120 << 10)
             if i % 5 == 4:
                 gc.collect(1)
                 series.append(held())
-        full = min(counts["bytes"], counts["cold_bytes"]) > 200 << 10 and memo.num_bytes > 120 << 10
         print(full, counts["evicted_pages"], *series)
         llm.close()
         """,
