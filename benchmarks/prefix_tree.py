@@ -5,7 +5,8 @@
 The cache that serves, pages of 16 and checkpoints, no bytes behind it, with 64 other conversations of 4k
 tokens in it. Per life of a request, all tree operations summed: `cold` knows nothing of the prompt, hands
 it over in macro-chunks of 8k with a state every 2k, and leaves; `resumed` finds all but its last 64 tokens;
-`parted` shares the first half with what is there. Limit: 2 ms a request (median). Computes no token.
+`parted` shares the first half with what is there. Limit: 2 ms a request (median). Computes no token. Nothing
+here waits: on a machine that others use, the best of all says what the tree takes, the rest what they do.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Place:
                 cache.stow(checkpoint)
             prefix, handed = cache.commit(prefix, ids[:end], mine)
             cache.attach(prefix, saved)
+            if end == len(ids):
+                cache.prove(prefix, end)
             taken += clock() - start
             mine[handed.first : handed.first + len(handed.page_ids)] = handed.page_ids
             shared = max(shared, handed.first + len(handed.page_ids))
@@ -91,7 +94,12 @@ def measure(tokens: int, repeat: int) -> list[dict[str, object]]:
         place.forget()
     place.cache.check()
     return [
-        {"case": kind, "p50_ms": 1000 * statistics.median(times), "worst_ms": 1000 * max(times)}
+        {
+            "case": kind,
+            "best_ms": 1000 * min(times),
+            "p50_ms": 1000 * statistics.median(times),
+            "worst_ms": 1000 * max(times),
+        }
         for kind, times in took.items()
     ]
 
@@ -104,7 +112,8 @@ def main() -> int:
     args = parser.parse_args()
     rows = measure(args.tokens, args.repeat)
     for row in rows:
-        print(f"{row['case']:8} p50 {row['p50_ms']:.3f} ms  worst {row['worst_ms']:.3f} ms  ({LIMIT_MS} ms)")
+        times = "  ".join(f"{name} {row[name + '_ms']:.3f} ms" for name in ("best", "p50", "worst"))
+        print(f"{row['case']:8} {times}  ({LIMIT_MS} ms)")
     if args.json:
         machine, today = platform.processor() or platform.machine(), datetime.date.today().isoformat()
         print(json.dumps({"bench": "prefix_tree", "machine": machine, "date": today, "rows": rows}))

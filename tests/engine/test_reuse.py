@@ -139,6 +139,31 @@ def test_preempted_requests_come_back_through_the_tree(run_ahead):
     bench.check_empty()
 
 
+@pytest.mark.parametrize("run_ahead", [True, False])
+def test_a_preempted_request_finds_what_it_had_generated(run_ahead):
+    """Its newest pages go to the older request; behind the last anchor that is left it goes on."""
+    bench = Bench(pages=13, slots=20, run_ahead=run_ahead)
+    for i in range(2):
+        bench.submit(f"r{i}", prompt(i, 8), (), range(97), max_tokens=24, ignore_eos=True)
+    bench.run()
+    assert bench.engine.stats.preemptions == 1
+    assert bench.scheduler.reuse.cached_tokens > 12, "more than its prompt"
+    for i in range(2):
+        assert bench.tokens(f"r{i}") == expected(prompt(i, 8), 24, eos=False)
+    bench.check_empty()
+
+
+@pytest.mark.parametrize("run_ahead", [True, False])
+@pytest.mark.parametrize("n", [11, 12, 13])
+def test_a_prompt_that_is_known_to_its_end_computes_its_last_token(n, run_ahead):
+    bench = Bench(slots=8, run_ahead=run_ahead)
+    ids = prompt(n, n)
+    ask(bench, "a", ids)
+    whole = [*ids, *bench.tokens("a")]
+    assert ask(bench, "b", whole) == len(whole) - 1
+    bench.check_empty()
+
+
 def test_a_job_that_is_dropped_leaves_no_half_written_state():
     bench = Bench(slots=8, job_bytes=1, prefill_gap_ms=0)
     ids = prompt(1, 70)
