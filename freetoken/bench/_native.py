@@ -26,6 +26,7 @@ from freetoken.native.library import Library, library
 
 GIB = 1 << 30
 CACHED_BYTES = 256 << 10
+Clock = Callable[[], float]
 
 
 def require_library() -> Library:
@@ -124,10 +125,10 @@ class Caller:
             yield from self._blocks
 
 
-def window(call: Callable[[], None], seconds: float) -> float:
+def window(call: Callable[[], None], seconds: float, clock: Clock = time.perf_counter) -> float:
     """Seconds of one call, by calling for a while."""
-    count, began = 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds:
+    count, began = 0, clock()
+    while (spent := clock() - began) < seconds:
         call()
         count += 1
     return spent / count
@@ -148,12 +149,14 @@ class Reader:
         self._at += self.bytes
 
 
-def interleaved(calls: list[Callable[[], None]], seconds: float, turns: int = 5) -> list[float]:
+def interleaved(
+    calls: list[Callable[[], None]], seconds: float, turns: int = 5, clock: Clock = time.perf_counter
+) -> list[float]:
     """Median seconds of one call of each, measured in turns so that a busy moment hits all alike."""
     found: list[list[float]] = [[] for _ in calls]
     for call in calls:
         call()
     for _ in range(turns):
         for times, call in zip(found, calls, strict=True):
-            times.append(window(call, seconds / turns))
+            times.append(window(call, seconds / turns, clock))
     return [statistics.median(times) for times in found]

@@ -8,6 +8,7 @@ measurement is wrong, and fails it. Says nothing about a whole token (`ft bench 
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 from freetoken.bench import _native
@@ -33,11 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=768, help="width of an expert")
     parser.add_argument("--size", type=float, default=1.0, metavar="GIB", help="least working set")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="rates per second of CPU time, for a machine that others use; needs --threads 1",
+    )
     add_report_arguments(parser, svg=False)
 
 
 def run(args: argparse.Namespace) -> int:
     lib = _native.require_library()
+    if args.cpu_time and args.threads != [1]:
+        raise ConfigError("--cpu-time counts one thread.", hint="Add --threads 1.")
+    clock = time.thread_time if args.cpu_time else time.perf_counter
     known = choices.names("freetoken.quant")
     for name in args.format or ():
         if name not in known:
@@ -57,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             lib.start(count)
             for tier in tiers:
                 report.progress(f"{fmt} {tier}, {count} threads")
-                rows += measure(made, tier, count, args.seconds)
+                rows += measure(made, tier, count, args.seconds, clock)
         made.close()
     for count in threads:
         lib.start(count)
@@ -70,17 +79,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def measure(made: _native.Experts, tier: str, threads: int, seconds: float) -> list[dict[str, Any]]:
+def measure(
+    made: _native.Experts, tier: str, threads: int, seconds: float, clock: _native.Clock
+) -> list[dict[str, Any]]:
     """Batch 1, and batch 8 whose routes share half of their experts, of one (format, tier, threads)."""
     lib = _native.require_library()
     read = _native.Reader(made)
     single = _native.Caller(made, tier, TOP_K, 1)
     batch = _native.Caller(made, tier, 4 * TOP_K, 2)
-    read_s, single_s, batch_s = _native.interleaved([read, single, batch], seconds)
+    read_s, single_s, batch_s = _native.interleaved([read, single, batch], seconds, clock=clock)
     tile = made.bank.layouts[0].tile_bytes
     lib.start(1)
     cached = _native.Caller(made, tier, 1, 1, tiles=max(1, _native.CACHED_BYTES // tile))
-    cached_s = _native.interleaved([cached], seconds / 4)[0]
+    cached_s = _native.interleaved([cached], seconds / 4, clock=clock)[0]
     lib.start(threads)
     read_bw = read.bytes / read_s
     common = {

@@ -42,6 +42,13 @@ def test_the_cpu_bench_gives_a_row_for_every_format_threads_and_batch(capsys):
 def test_wrong_words_are_refused(capsys):
     assert cli.main(["bench", "cpu", "--format", "q9_9"]) == 2
     assert cli.main(["bench", "cpu", "--tier", "avx3"]) == 2
+    assert cli.main(["bench", "cpu", "--cpu-time", "--threads", "1", "2"]) == 2
+
+
+def test_time_of_the_cpu_counts_where_others_use_the_machine(capsys):
+    words = "bench cpu --format bf16 --threads 1 --size 0.01 --seconds 0.02 --cpu-time --json"
+    assert cli.main(words.split()) in (0, 1)
+    assert all(r["gb_s"] > 0 for r in last_object(capsys)["rows"] if r["format"])
 
 
 def test_the_bandwidth_bench_keeps_a_profile_of_this_machine_only(capsys, monkeypatch, caplog):
