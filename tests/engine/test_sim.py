@@ -152,9 +152,13 @@ def test_an_allocation_that_fails_in_a_resize_leaves_the_engine_serving(failing)
     served.submit("a", text_ids(served.built, 1, PROMPT), 16)
     served.step(4)
     served.built.device.faults.fail_alloc = failing
+    memory, pages = served.engine.memory, served.engine.scheduler.pages
     for mib in (60, 90):
-        served.engine.resize(mib * MIB)
+        before = memory.num_slots, pages.num_units, memory.budget_bytes
+        outcome = served.engine.resize(mib * MIB)
         served.step(2)
+        if outcome.exception() is not None:
+            assert (memory.num_slots, pages.num_units, memory.budget_bytes) == before, "old sizes back"
     served.built.device.faults.fail_alloc = 0
     served.run()
     assert served.trace("a") == oracle()
