@@ -4,8 +4,8 @@ One shared library without Python or torch in it, loaded through ctypes, so one 
 version. Each file of `TIERED` is compiled once per instruction-set tier; the library picks at run time.
 Without a compiler the package installs all the same and computes with torch.
 
-Objects stay in build/objects with a hash of all that made them, so building again, for an installation or in a
-moved checkout, compiles what is not the same.
+Objects stay in build/objects with a hash of all that made them, so building again, for an installation or in
+a moved checkout, compiles what is not the same.
 """
 
 from __future__ import annotations

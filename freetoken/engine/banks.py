@@ -6,9 +6,10 @@ checkpoint is closed by whoever reads last. Knows no plan and no backend.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from torch import Tensor
 
@@ -96,6 +97,7 @@ class Filling:
         self._device = device
         self._loading: Loading | None = None
         self._stopped = False
+        self._readers, self._lock = 0, threading.Lock()
         self._watch = Stopwatch()
         self._began = 0.0
 
@@ -132,6 +134,7 @@ class Filling:
         if self._heat is not None:
             jobs = hottest_first(jobs, self._heat.read())
         self.bank.fills = True
+        self._open()
         self._loading = Loading(
             self.bank,
             jobs,
@@ -156,6 +159,26 @@ class Filling:
         if self._loading is not None:
             self._loading.wait(progress)
 
+    @contextlib.contextmanager
+    def kept_open(self) -> Generator[None]:
+        """Whoever reads the checkpoint beside the experts: the last of them closes it, not the first."""
+        self._open()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _open(self) -> None:
+        with self._lock:
+            self._readers += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._readers -= 1
+            last = not self._readers
+        if last:
+            self._checkpoint.close()
+
     def stop(self) -> None:
         """Give up what is not read yet. Idempotent."""
         self._stopped = True
@@ -170,7 +193,7 @@ class Filling:
 
     def _ended(self, error: Exception | None) -> None:
         self._watch.add("fill", time.perf_counter() - self._began)
-        self._checkpoint.close()
+        self._leave()
         if error is None and self._heat is not None and self.bank.arrivals.asked:
             self._heat.write(self.bank.arrivals.asked)
         if error is None and self._device.in_host_memory:

@@ -6,6 +6,7 @@ refuse what can't fit, then allocate and read weights. Nothing large exists befo
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -277,10 +278,12 @@ def _engine(parts: Parts, plan: Plan, facts: Facts, filling: Filling | None) -> 
     parts.progress("reading dense weights", 5)
     # Its kernels read the bank without asking whether a record is there, so nothing runs before all are.
     needs_all = filling is not None and not device.in_host_memory
-    if filling is not None and needs_all:
-        filling.start(pins=plan.backend != "cpu")
-    with watch.part("dense"):
-        model = _dense(parts, pools)
+    with contextlib.ExitStack() as beside:
+        if filling is not None and needs_all:
+            beside.enter_context(filling.kept_open())
+            filling.start(pins=plan.backend != "cpu")
+        with watch.part("dense"):
+            model = _dense(parts, pools)
     parts.progress("reading experts", 10)
     if filling is not None and not needs_all:
         filling.start(pins=plan.backend != "cpu")

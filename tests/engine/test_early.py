@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from freetoken.core.errors import FreeTokenError, WeightsError
 from freetoken.core.options import Options
+from freetoken.core.units import MIB
 from freetoken.engine.build import build
 from freetoken.weights.files import Files
+from tests.experts.device_build import KernelCpu
 
 from .served import Served, alone, text_ids
 from .test_sim import SIM
@@ -98,4 +101,35 @@ def test_what_the_start_took_is_told_by_part(wishes: dict[str, Any]) -> None:
     assert all(seconds >= 0 for seconds in told.values())
     # The bank was full when `experts` had been waited for, and the slow files are what it took.
     assert told["fill"] > 0.01 and told["pin"] >= 0
+    built.close()
+
+
+class LateDense(Files):
+    """Dense weights that are read when all experts have been, on a device that needs all of them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed_under_us = False
+
+    def read_into(self, path: Path, offset: int, out: Tensor, least: int | None = None) -> None:
+        if not threading.current_thread().name.startswith(LOADERS):
+            end = time.monotonic() + 60
+            while loaders() and time.monotonic() < end:
+                time.sleep(0.01)
+            self.closed_under_us |= not self._open
+        super().read_into(path, offset, out, least)
+
+
+LOADERS = "freetoken-load"
+
+
+def loaders() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith(LOADERS)]
+
+
+def test_experts_that_come_first_close_no_file_under_the_dense_weights() -> None:
+    files = LateDense()
+    built = build(Options(max_model_len=512), device=KernelCpu(96 * MIB), files=files)
+    assert not files.closed_under_us, "a file that others read was closed"
+    assert built.percent == 100 and not files._open, "who reads last closes"
     built.close()

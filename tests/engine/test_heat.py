@@ -68,7 +68,7 @@ def test_a_second_start_reads_first_what_the_first_one_was_asked_for(tmp_path: P
         options = Options(**CPU, moe_backend="cpu")
         return Served(build(options, early=True, files=SlowFiles(seconds), heat=tmp_path))
 
-    served = start(0.004)
+    served = start(0.02)
     served.submit("a", text_ids(served.built, 1, 5), 4)
     served.run()
     filling = served.built.filling
