@@ -13,7 +13,7 @@ from freetoken.bench._belady import belady
 from freetoken.bench.replay import Counts, Reads, replay, with_hindsight, without_prefills
 from freetoken.bench.traces import Trace
 from freetoken.core import choices
-from freetoken.core.interfaces import Policy
+from freetoken.core.interfaces import Ids, Policy
 
 POLICIES = "freetoken.experts.policies"
 NEEDS_PREFILL = "the trace holds no prefill"
@@ -83,7 +83,7 @@ class FillOrder(Policy):
         return self.victims.place(count)
 
     def order_victims(
-        self, resident: Sequence[int], count: int, step: int, lacks: Sequence[int] | None = None
+        self, resident: Sequence[int] | Ids, count: int, step: int, lacks: Sequence[int] | Ids | None = None
     ) -> list[int]:
         return self.victims.order_victims(resident, count, step, lacks)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from freetoken.core.batch import Batch
@@ -267,6 +268,9 @@ class ExpertStats:
     extra: dict[str, float] = field(default_factory=dict)
 
 
+Ids = NDArray[np.int64]
+
+
 class Policy(abc.ABC):
     """Which experts stay resident: integers only, bit-exact with the device kernel of the same name.
 
@@ -285,7 +289,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def order_victims(
-        self, resident: Sequence[int], count: int, step: int, lacks: Sequence[int] | None = None
+        self, resident: Sequence[int] | Ids, count: int, step: int, lacks: Sequence[int] | Ids | None = None
     ) -> list[int]:
         """Return up to `count` of the `resident` expert ids, coldest first; ties by lowest id.
 

@@ -36,7 +36,7 @@ def supports(device_type: str) -> bool:
 
 @functools.cache
 def _usable() -> bool:
-    return torch.cuda.get_device_capability() >= (LEAST_ARCH // 10, LEAST_ARCH % 10)
+    return bool(torch.cuda.get_device_capability() >= (LEAST_ARCH // 10, LEAST_ARCH % 10))
 
 
 def jit(function: Callable[..., Any] | None = None, *, varying: Sequence[str] = ()) -> Any:
@@ -128,4 +128,4 @@ def floor_power_of_two(n: int) -> int:
 
 def aligned(tensor: Tensor) -> bool:
     """Whether loads of 16 bytes may start at the tensor."""
-    return tensor.data_ptr() % 16 == 0
+    return bool(tensor.data_ptr() % 16 == 0)

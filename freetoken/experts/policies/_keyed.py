@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from freetoken.core.interfaces import Ids as Ids
 from freetoken.core.interfaces import Policy
-
-Ids = NDArray[np.int64]
 
 
 def coldest(keys: Ids, ids: Ids, count: int, num_experts_total: int) -> list[int]:
