@@ -167,7 +167,7 @@ class LLM:
             built = build(options, note, early=early, heat=env.home() / "heat" if early else None)
             built.watch.add("imports", imported)
             with built.watch.part("self_test"):
-                built.engine.self_test(lambda: note("compiling kernels for this GPU, once", 99))
+                built.engine.self_test(lambda: note("preparing kernels for this GPU", 99))
             if taken := built.device.taken_bytes():
                 budget = format_bytes(built.engine.memory.budget_bytes)
                 log.info("GPU memory: %s for this model, the driver sees %s", budget, format_bytes(taken))
