@@ -27,7 +27,7 @@ from setuptools.errors import CompileError
 
 FOLDER = Path("freetoken/native")
 OBJECTS = Path("build/objects")
-PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "unblock", "matrix")
+PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "stored", "unblock", "matrix")
 INT8 = ("int8", "int8_panel")
 """Products of bytes; a tier that says FT_INT8_ONLY adds them to the one below."""
 TIERED = ("tier", "linear", "ops", *(f"formats/{p.stem}" for p in sorted((FOLDER / "formats").glob("*.cpp"))))

@@ -11,6 +11,8 @@ import abc
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +32,34 @@ Beside it, `codes` is a meta tensor: only its shape is true.
 """
 PACKED = "packed"
 """The key of a matrix as `pack_matrix` writes it, uint8 [matrix_bytes]; `codes` as beside BLOCKS."""
+
+AS_IS, NIBBLES, RECIPROCAL = "", "nibbles", "reciprocal"
+
+
+class Stored(NamedTuple):
+    """A tensor as it lies in a file.
+
+    part   of a coded matrix: `codes`, or what a dialect calls what scales them
+    form   AS_IS; NIBBLES: two codes a byte, the low one first; RECIPROCAL of the number that is meant
+    """
+
+    part: str
+    form: str
+    dtype: torch.dtype
+    num_bytes: int
+    path: Path
+    offset: int
+
+
+class Fetched(NamedTuple):
+    """Addresses of stored tensors in `memory`, which holds them."""
+
+    addresses: list[int]
+    memory: Tensor
+
+
+Lay = Callable[[Sequence[int], int, int], bool]
+"""(addresses of stored tensors, address of the first tile, bytes from tile to tile) -> whether it is done."""
 
 
 class WeightSource(abc.ABC):
@@ -66,6 +96,14 @@ class WeightSource(abc.ABC):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         """A coded matrix in its format's own codes; of a stack [n, rows, K] the `index`-th, if given."""
         raise NotImplementedError(f"{name} is not coded")
+
+    def stored(self, name: str) -> tuple[Stored, ...]:
+        """Of what a tensor or coded matrix consists; empty: only `read` and `read_coded` can tell."""
+        return ()
+
+    def fetch(self, some: Sequence[Stored]) -> Fetched | None:
+        """Read them in one go, for a thread that reads into memory of its own; None: not here."""
+        return None
 
     def packs(self, name: str) -> bool:
         """Whether `read_coded` gives the matrix PACKED."""
@@ -132,6 +170,15 @@ class WeightFormat(abc.ABC):
     ) -> None:
         """Write all tiles of an expert in codes: gate, up [I, H] and down [H, I]; `out` uint8 [T, bytes]."""
         raise NotImplementedError(f"{self.name} has no codes")
+
+    def laying(
+        self, shape: tuple[int, int], tile_width: int, stored: Sequence[Sequence[Stored]]
+    ) -> Lay | None:
+        """How `pack_coded` is done at once, for H and I and what gate, up and down consist of.
+
+        None: it isn't. What it refuses to lay is left to `refuse` and `pack_coded`, which say why.
+        """
+        return None
 
     def adopt(self, stored: CodedMatrix) -> CodedMatrix:
         """A matrix with the parts of a checkpoint's dialect (`scales`, `zeros`) as the format keeps it."""
@@ -215,6 +262,12 @@ class ExpertSink(abc.ABC):
     ) -> None:
         """gate, up [I, H] and down [H, I] in the codes of `codes(layer)`."""
         raise NotImplementedError("this sink takes plain numbers")
+
+    def put_stored(self, layer: int, expert: int, source: WeightSource, names: Sequence[str]) -> bool:
+        """Take gate, up and down in the codes of `codes(layer)` as they lie in files, without looking at them
+        one by one; False if that can't be or a number is none: then `put_coded` takes them, or refuses.
+        """
+        return False
 
     def defer(self, layer: int, expert: int, fill: Callable[[ExpertSink], None]) -> None:
         """Call `fill(sink)` now or later, in whatever thread; it reads one expert and puts it."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import Biases, CodedMatrix, ExpertSink, WeightFormat
+from freetoken.core.weights import Biases, CodedMatrix, ExpertSink, Lay, WeightFormat, WeightSource
 from freetoken.experts.record import RecordLayout
 
 
@@ -28,6 +28,7 @@ class RecordSink(ExpertSink):
     ) -> None:
         self.layouts, self.formats = tuple(layouts), tuple(formats)
         self.num_layers, self.num_experts = len(self.layouts), num_experts
+        self._layings: dict[tuple[object, ...], Lay | None] = {}
 
     @abc.abstractmethod
     def place(self, layer: int, expert: int) -> Tensor:
@@ -69,6 +70,27 @@ class RecordSink(ExpertSink):
         fmt.pack_coded(matrices, one.tile_width, one.tiles(record)[:, : one.code_bytes])
         _put_biases(one, (layer, expert), record, biases)
         self.finish(layer, expert, record)
+
+    def put_stored(self, layer: int, expert: int, source: WeightSource, names: Sequence[str]) -> bool:
+        one = self.layouts[layer]
+        stored = [source.stored(name) for name in names]
+        flat = [tensor for some in stored for tensor in some]
+        key = (layer, *(source.shape(name) for name in names), *(tensor[:4] for tensor in flat))
+        if key not in self._layings:
+            shapes = [source.shape(name) for name in names]
+            right = shapes == [(one.expert_size, one.hidden)] * 2 + [(one.hidden, one.expert_size)]
+            fitting = right and not one.biased and all(stored)
+            fmt, shape = self.formats[layer], (one.hidden, one.expert_size)
+            self._layings[key] = fmt.laying(shape, one.tile_width, stored) if fitting else None
+        lay = self._layings[key]
+        fetched = source.fetch(flat) if lay is not None else None
+        if lay is None or fetched is None:
+            return False
+        record = self.place(layer, expert)
+        if not lay(fetched.addresses, record.data_ptr() + one.tiles_offset, one.tile_bytes):
+            return False
+        self.finish(layer, expert, record)
+        return True
 
 
 def _put_biases(one: RecordLayout, where: tuple[int, int], record: Tensor, biases: Biases | None) -> None:

@@ -177,6 +177,8 @@ def _put_expert(
     layer, expert = where
     wanted, fused = sink.codes(layer), len(parts) == 2
     if wanted and reading.expert_coding(source, parts) == wanted:
+        if not fused and sink.put_stored(layer, expert, source, parts):
+            return
         sink.put_coded(layer, expert, _coded_expert(source, parts, expert, size))
         return
     matrices = [reading.numbers(source, n, expert if fused else None) for n in parts]

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from freetoken.core import env
 from freetoken.core.errors import ConfigError, nearest
@@ -237,6 +238,16 @@ class Library:
         """Cut blocks into the streams of tiles (native/unblock.py); False if a factor isn't a number."""
         return int(self._lib.ft_unblock_tiles(blocks, *lying, streams, step, int(down))) == 0
 
+    def lay(
+        self, steps: ctypes.Array[Any], tensors: object, shape: object, tiles: tuple[int, int, int]
+    ) -> bool:
+        """Lay stored tensors into tiles (native/stored.py); False if a number is none."""
+        return int(self._lib.ft_lay(steps, len(steps), tensors, shape, *tiles)) < 0
+
+    def read_spans(self, spans: bytes, count: int, first_cached: bool) -> bool:
+        """Read spans of files (native/stored.py); False if one is cut short."""
+        return int(self._lib.ft_read_spans(spans, count, first_cached)) < 0
+
     def read(self, data: int, num_bytes: int, tier: str = "") -> int:
         """Read memory with all threads, for measuring."""
         return int(self._lib.ft_read(self._index(tier), data, num_bytes))
@@ -315,6 +326,8 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_coded_linear": (c_int, [c_int, c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
         "ft_coded_numbers": (c_int, [c_int, c_int, _PTR, _PTR, _I64, _I64, _I64, _I64]),
         "ft_unblock_tiles": (c_int, [_PTR, _PTR, *[_I64] * 4, _PTR, _I64, c_int]),
+        "ft_lay": (c_int, [_PTR, c_int, _PTR, _PTR, _PTR, _I64, _I64]),
+        "ft_read_spans": (c_int, [_PTR, c_int, c_int]),
         "ft_linear": (c_int, [c_int, c_int, _PTR, _PTR, _F32, *[_PTR] * 4, *[_I64] * 3]),
         "ft_read": (_U64, [c_int, _PTR, _U64]),
         "ft_advise_huge": (c_int, [_PTR, _U64]),

@@ -9,7 +9,6 @@ lossless and `unpack` inverts it; code order is native/coded.h's.
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,15 @@ from torch import Tensor
 
 from freetoken.core.codes import Matrix, Scale
 from freetoken.core.errors import WeightsError
-from freetoken.core.interfaces import CodedMatrix, WeightFormat
+from freetoken.core.interfaces import CodedMatrix
 from freetoken.core.units import align_up, ceil_div
 from freetoken.native import unblock
+from freetoken.quant._laying import DOWN as DOWN
+from freetoken.quant._laying import GATE as GATE
+from freetoken.quant._laying import MATRICES as MATRICES
+from freetoken.quant._laying import UP as UP
+from freetoken.quant._laying import LaidFormat, Stream, byte_codes
+from freetoken.quant._laying import Part as Part
 
 ALL = 1 << 30
 """Columns of a part whose value is for a whole row."""
@@ -32,30 +37,6 @@ _KINDS = {
     torch.int8: "i8",
     torch.float8_e4m3fn: "e4m3",
 }
-GATE, UP, DOWN = MATRICES = ("gate", "up", "down")
-
-
-@dataclass(frozen=True)
-class Part:
-    """What scales codes: one value for rows x columns of a matrix; columns 0 = one for all of it."""
-
-    name: str
-    dtype: torch.dtype
-    columns: int
-    rows: int = 1
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A run of bytes in a tile: a plane of `matrix`'s codes (part None) or a part of it, [height, width]."""
-
-    matrix: str
-    part: Part | None
-    offset: int
-    num_bytes: int
-    height: int
-    width: int
-    plane: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,18 +54,13 @@ class Meaning:
     sign: int = 1
 
 
-class CodedFormat(WeightFormat):
+class CodedFormat(LaidFormat):
     """Codes and `parts`; subclasses say how they make numbers.
 
-    planes  bits of a code that each plane holds, lowest first
-    words   rows hold codes as 16-bit words of which one digit spans 32 elements; False: bytes as they come
     error   largest |decode(encode(x)) - x| over the largest |x| of the matrix
     meaning the same as `decode`, for devices; None: they can't
     """
 
-    planes: tuple[int, ...] = (4,)
-    words = True
-    parts: tuple[Part, ...] = ()
     columns_multiple = 32
     error = 0.0
     meaning: Meaning | None = None
@@ -324,7 +300,7 @@ class CodedFormat(WeightFormat):
     ) -> bool:
         """Write a matrix's planes into all tiles of [H, w] with the native library; False if it can't."""
         hidden, w = shape
-        blocks = _byte_codes(w if name == DOWN else hidden, self.planes, self.words)
+        blocks = byte_codes(w if name == DOWN else hidden, self.planes, self.words)
         if blocks is None or codes.dtype != torch.uint8 or codes.stride(-1) != 1:
             return False
         places = [tiles.data_ptr() + s.offset for s in streams if s.part is None and s.matrix == name]
@@ -365,15 +341,6 @@ class CodedFormat(WeightFormat):
             halves = words.reshape(*lead, w // (2 * digits), 1, h, 2)
             codes = _split(halves, bits, -3).movedim(-1, -2).reshape(*lead, w, h).mT
         return codes << low
-
-
-@functools.lru_cache
-def _byte_codes(columns: int, planes: tuple[int, ...], words: bool) -> unblock.Blocks | None:
-    """Rows of one code a byte, for the native library: a row is one block without parts."""
-    if not unblock.available() or columns >= 1 << 16:
-        return None
-    field = unblock.Field(0, unblock.RAW, 8, 0, columns, 0)
-    return unblock.blocks_of([field], planes, [], (columns, columns, int(words)))
 
 
 def _finite(values: Tensor) -> bool:

@@ -18,6 +18,7 @@ class Fp8(CodedFormat):
 
     block = 8
     planes = (8,)
+    never = {"codes": "e4m3"}
     error = 0.04
     meaning = Meaning("e4m3", ("scales",))
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from freetoken.core.codes import Matrix
-from freetoken.core.weights import CodedMatrix, WeightFormat
+from freetoken.core.weights import CodedMatrix, Lay, Stored, WeightFormat
 from freetoken.quant._coded import DOWN, MATRICES, CodedFormat
+from freetoken.quant._laying import laying
 
 JOIN = "+"
 
@@ -47,6 +48,11 @@ class MixedFormat(WeightFormat):
         self, matrices: tuple[CodedMatrix, CodedMatrix, CodedMatrix], tile_width: int, out: Tensor
     ) -> None:
         self._pack(dict(zip(MATRICES, matrices, strict=True)), tile_width, out)
+
+    def laying(
+        self, shape: tuple[int, int], tile_width: int, stored: Sequence[Sequence[Stored]]
+    ) -> Lay | None:
+        return laying(self.parts, shape, tile_width, stored)
 
     def _pack(self, matrices: Mapping[str, CodedMatrix], w: int, out: Tensor) -> None:
         hidden = matrices[DOWN]["codes"].shape[-2]

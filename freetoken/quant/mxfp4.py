@@ -20,6 +20,7 @@ class Mxfp4(GgufFormat):
     block = 32
     parts = (Part("scales", torch.uint8, 32),)
     error = 0.26
+    never = {"scales": "e8m0"}
     meaning = Meaning("e2m1", ("scales:e8m0",))
     gguf_type, gguf_columns = 39, 32
     exponents = "scales"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import CodedMatrix, WeightSource
+from freetoken.core.weights import CodedMatrix, Fetched, Stored, WeightSource
 from freetoken.weights.names import canonical
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -52,6 +52,7 @@ class Scheme:
     groups   of these, the one that names each column's group: columns are sorted by it (act-order)
     ignores  roles that a weight doesn't depend on, as scales of activations
     refuses  role -> why a module with it can't be read
+    lies     role -> (part of the coded matrix, form): tensors that `codes` does nothing else to
     plain    ending of the name that the matrix has when it is not coded
     """
 
@@ -62,6 +63,7 @@ class Scheme:
     groups: str = ""
     ignores: tuple[str, ...] = ()
     refuses: Mapping[str, str] = field(default_factory=dict)
+    lies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     plain: str = ".weight"
 
     @functools.cached_property
@@ -227,6 +229,22 @@ class DialectSource(WeightSource):
             return module.scheme.codes(tensors, self._raw)
         except Unreadable as why:
             raise _unsupported([f"{name}: {why}"]) from why
+
+    def stored(self, name: str) -> tuple[Stored, ...]:
+        module = self._modules.get(name)
+        if module is None:
+            return self._source.stored(name)
+        found, lies = [], module.scheme.lies
+        for role in module.roles:
+            lying = self._source.stored(module.base + role)
+            if len(lying) != 1 or role not in lies:
+                return ()
+            part, form = lies[role]
+            found.append(Stored(part, form, *lying[0][2:]))
+        return tuple(found)
+
+    def fetch(self, some: Sequence[Stored]) -> Fetched | None:
+        return self._source.fetch(some)
 
     def columns(self, name: str) -> Tensor | None:
         module = self._modules.get(name)

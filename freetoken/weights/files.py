@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from freetoken.core.errors import WeightsError
 from freetoken.core.units import align_up
+from freetoken.core.weights import Fetched, Stored
+from freetoken.native import stored as read
 from freetoken.native.library import library
 
 ALIGN = 4096
@@ -100,6 +102,25 @@ class Files:
                 hint="Copy or download this file again.",
             )
 
+    def fetch(self, some: Sequence[Stored]) -> Fetched | None:
+        """Read stored tensors into this thread's arena by one call, neighbours of a file as one span.
+
+        None where there is no arena, or a file ends early: reading one by one says which.
+        """
+        arena: Arena | None = getattr(self._thread, "arena", None)
+        if arena is None or library() is None:
+            return None
+        spans, of = _spans(some)
+        memory = arena.take(sum(span.num_bytes for span in spans))
+        at, calls = memory.data_ptr(), []
+        for span in spans:
+            span.address = at
+            at += span.num_bytes
+            calls.append((*self._handles(span.path).both, *span.place))
+        if not read.read_spans(calls, first_cached=self._cached):
+            return None
+        return Fetched([s.address + one.offset - s.start for s, one in zip(of, some, strict=True)], memory)
+
     def release(self) -> None:
         """Let mapped pages go; they come back when they are looked at."""
         if os.name == "posix":
@@ -124,6 +145,8 @@ class Files:
             return self._maps[path]
 
     def _handles(self, path: Path) -> _Handles:
+        if (found := self._open.get(path)) is not None:
+            return found
         with self._lock:
             if path not in self._open:
                 self._open[path] = _Handles(path, self._direct)
@@ -139,6 +162,11 @@ class _Handles:
         self._direct = self._open_direct() if direct else -1
         self._nowait = getattr(os, "RWF_NOWAIT", 0)
         self._seek = threading.Lock()
+
+    @property
+    def both(self) -> tuple[int, int]:
+        """Through the page cache, and past it or -1."""
+        return self._buffered, self._direct
 
     def _open_direct(self) -> int:
         flag = getattr(os, "O_DIRECT", 0)
@@ -194,6 +222,40 @@ class _Handles:
         for handle in (self._buffered, self._direct):
             if handle >= 0:
                 os.close(handle)
+
+
+@dataclass
+class _Span:
+    """Whole blocks of a file around what is wanted, which ends at `end`; `address` is where they come."""
+
+    path: Path
+    start: int
+    end: int
+    address: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return align_up(self.end, ALIGN) - self.start
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        return self.start, self.num_bytes, self.end - self.start, self.address
+
+
+def _spans(some: Sequence[Stored]) -> tuple[list[_Span], list[_Span]]:
+    """What to read, neighbours together, and the span of each."""
+    spans: list[_Span] = []
+    last: dict[Path, _Span] = {}
+    of: dict[int, _Span] = {}
+    for i, one in sorted(enumerate(some), key=lambda pair: pair[1].offset):
+        start, end = one.offset // ALIGN * ALIGN, one.offset + one.num_bytes
+        span = last.get(one.path)
+        if span is None or start > align_up(span.end, ALIGN):
+            span = last[one.path] = _Span(one.path, start, end)
+            spans.append(span)
+        span.end = max(span.end, end)
+        of[i] = span
+    return spans, [of[i] for i in range(len(some))]
 
 
 def aligned(num_bytes: int) -> Tensor:

@@ -8,13 +8,13 @@ listed. Names that fit nothing stay as they are: the family's check will report 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import CodedMatrix, WeightSource
+from freetoken.core.weights import CodedMatrix, Fetched, Stored, WeightSource
 
 _PREFIXES = (
     ("model.language_model.lm_head.", "lm_head."),
@@ -88,6 +88,12 @@ class CanonicalSource(WeightSource):
 
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         return self._source.read_coded(self._stored.get(name, name), index)
+
+    def stored(self, name: str) -> tuple[Stored, ...]:
+        return self._source.stored(self._stored.get(name, name))
+
+    def fetch(self, some: Sequence[Stored]) -> Fetched | None:
+        return self._source.fetch(some)
 
     def packs(self, name: str) -> bool:
         return self._source.packs(self._stored.get(name, name))

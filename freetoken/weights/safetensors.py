@@ -13,7 +13,7 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.interfaces import WeightSource
 from freetoken.core.log import logger
+from freetoken.core.weights import AS_IS, Fetched, Stored
 from freetoken.weights.files import Files
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -200,6 +201,13 @@ class SafetensorsSource(WeightSource):
             raise IndexError(f"rows {start}..{stop} of {name} {list(entry.shape)}")
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         return self._view(entry, (stop - start, *entry.shape[1:]), entry.offset + start * row_bytes)
+
+    def stored(self, name: str) -> tuple[Stored, ...]:
+        e = self._find(name)
+        return (Stored("", AS_IS, e.dtype, e.num_bytes, e.path, e.offset),)
+
+    def fetch(self, some: Sequence[Stored]) -> Fetched | None:
+        return self._files.fetch(some)
 
     def close(self) -> None:
         self._files.close()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import CodedMatrix
+from freetoken.core.weights import AS_IS, NIBBLES, RECIPROCAL, CodedMatrix
 from freetoken.weights.dialect import Dialect, Form, Missing, Raw, Scheme, Shapes
 from freetoken.weights.dialects import _fp8, _int4
 from freetoken.weights.dialects._bits import fields, nibbles, same, scalar
@@ -20,6 +20,7 @@ from freetoken.weights.dialects._bits import fields, nibbles, same, scalar
 _CODES, _SCALE, _WHOLE = ".weight_packed", ".weight_scale", ".weight_global_scale"
 _ZERO, _ORDER = ".weight_zero_point", ".weight_g_idx"
 _ASYMMETRIC = {_ZERO: "its codes have a zero point, which this format has not"}
+_LIES = {_CODES: ("codes", NIBBLES), _SCALE: ("scales", AS_IS)}
 _IGNORED = (".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale")
 
 
@@ -74,6 +75,7 @@ _NVFP4 = Scheme(
     _nvfp4_codes,
     ignores=_IGNORED,
     refuses=_ASYMMETRIC,
+    lies={**_LIES, _WHOLE: ("whole", RECIPROCAL)},
 )
 _MXFP4 = Scheme(
     {_CODES: (torch.uint8,), _SCALE: (torch.uint8, torch.float8_e8m0fnu)},
@@ -81,6 +83,7 @@ _MXFP4 = Scheme(
     _mxfp4_codes,
     ignores=_IGNORED,
     refuses=_ASYMMETRIC,
+    lies=_LIES,
 )
 _INT4 = Scheme(
     {_CODES: (torch.int32,), _SCALE: (torch.bfloat16, torch.float16, torch.float32)},
@@ -89,6 +92,7 @@ _INT4 = Scheme(
     may=(_ZERO, _ORDER),
     groups=_ORDER,
     ignores=(*_IGNORED, ".weight_shape"),
+    lies=_LIES,
 )
 DIALECT = Dialect(
     methods=("compressed-tensors",),

@@ -1,0 +1,229 @@
+"""What a coded tile consists of, and how tensors as a checkpoint has them get there by one native call.
+
+Owns parts and streams, and the steps by which stored codes and scales of gate, up and down become streams.
+Steps are made once for all experts that are stored alike. Invariant: what is laid is what `pack_coded` writes
+from the same tensors, and whatever has no step here, or is no number, is left to it.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from freetoken.core import weights
+from freetoken.core.errors import WeightsError
+from freetoken.core.units import ceil_div
+from freetoken.core.weights import Lay, Stored, WeightFormat
+from freetoken.native import stored as native
+from freetoken.native import unblock
+
+GATE, UP, DOWN = MATRICES = ("gate", "up", "down")
+_FINITE = {
+    torch.float8_e4m3fn: native.E4M3,
+    torch.float16: native.F16,
+    torch.float32: native.F32,
+    "e4m3": native.E4M3,
+    "e8m0": native.E8M0,
+}
+_WIDENED = {
+    torch.bfloat16: native.FROM_BF16,
+    torch.float16: native.FROM_F16,
+    torch.float32: native.FROM_F32,
+}
+_BYTES = {torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e8m0fnu}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What scales codes: one value for rows x columns of a matrix; columns 0 = one for all of it."""
+
+    name: str
+    dtype: torch.dtype
+    columns: int
+    rows: int = 1
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many there are, for a matrix of that shape."""
+        return (ceil_div(rows, self.rows), ceil_div(columns, self.columns)) if self.columns else (1, 1)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A run of bytes in a tile: a plane of `matrix`'s codes (part None) or a part of it, [height, width]."""
+
+    matrix: str
+    part: Part | None
+    offset: int
+    num_bytes: int
+    height: int
+    width: int
+    plane: int = 0
+
+
+class LaidFormat(WeightFormat):
+    """A format whose tiles are streams.
+
+    planes  bits of a code that each plane holds, lowest first
+    words   rows hold codes as 16-bit words of which one digit spans 32 elements; False: bytes as they come
+    never   kinds of parts, or of codes, of which a value is no number though their type is an integer's
+    halves  what `adopt` takes apart: (scales of a checkpoint, float16 part, power of two for all of it)
+    """
+
+    planes: tuple[int, ...] = (4,)
+    words = True
+    parts: tuple[Part, ...] = ()
+    never: Mapping[str, str] = {}
+    halves: tuple[str, str, str] = ("", "", "")
+
+    @abc.abstractmethod
+    def streams(self, w: int, h: int, matrices: Sequence[str] = MATRICES) -> Iterator[Stream]:
+        """The streams of a tile in order, of all its matrices or some."""
+
+    def laying(
+        self, shape: tuple[int, int], tile_width: int, stored: Sequence[Sequence[Stored]]
+    ) -> Lay | None:
+        return laying([(self, MATRICES)], shape, tile_width, stored)
+
+    @abc.abstractmethod
+    def bytes_of(self, w: int, h: int, matrices: Sequence[str]) -> int:
+        """Bytes of a tile that holds these matrices."""
+
+
+class _Unknown(Exception):
+    """There is no step for that."""
+
+
+def laying(
+    parts: Sequence[tuple[LaidFormat, Sequence[str]]],
+    shape: tuple[int, int],
+    tile_width: int,
+    stored: Sequence[Sequence[Stored]],
+) -> Lay | None:
+    """`WeightFormat.laying` for a tile of several formats, one after the other, each with some matrices."""
+    if not unblock.available():
+        return None
+    (hidden, size), w, used = shape, tile_width, 0
+    whole = {GATE: (size, hidden), UP: (size, hidden), DOWN: (hidden, size)}
+    number = itertools.count()
+    mine = {
+        name: {one.part: (next(number), one) for one in some}
+        for name, some in zip(whole, stored, strict=True)
+    }
+    steps: list[native.Step] = []
+    try:
+        for fmt, names in parts:
+            streams = [replace(s, offset=used + s.offset) for s in fmt.streams(w, hidden, names)]
+            for order, name in enumerate(names):
+                own = [s for s in streams if s.matrix in ("", name)]
+                steps += _Matrix(fmt, whole[name], w, own, order, name == DOWN).steps(mine[name])
+            used += fmt.bytes_of(w, hidden, names)
+    except (_Unknown, WeightsError):
+        return None
+    return native.Laying(steps, (hidden, w, size // w), used)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One matrix [rows, columns] on its way.
+
+    width    columns of I in a tile
+    streams  its own, and those that it shares
+    order    its place among those that share one
+    """
+
+    fmt: LaidFormat
+    shape: tuple[int, int]
+    width: int
+    streams: Sequence[Stream]
+    order: int
+    down: bool
+
+    def steps(self, stored: Mapping[str, tuple[int, Stored]]) -> list[native.Step]:
+        """A step for each stored tensor; _Unknown if one has none, or lacks."""
+        scales, main, power = self.fmt.halves
+        names = {part.name: scales if part.name == main else part.name for part in self.fmt.parts}
+        names.pop(power, None)
+        if stored.keys() != {"codes", *names.values()}:
+            raise _Unknown
+        found = [self._codes(*stored["codes"])]
+        for part in self.fmt.parts:
+            if part.name in names:
+                found.append(self._part(part, *stored[names[part.name]]))
+        return found
+
+    def _codes(self, tensor: int, one: Stored) -> native.Step:
+        rows, columns = self.shape
+        planes = [s.offset for s in self.streams if s.part is None]
+        step = native.Step(tensor=tensor, item=1, down=self.down, rows=rows)
+        step.offsets[: len(planes)] = planes
+        if one.form == weights.NIBBLES:
+            # A word has four digits, a byte two neighbours; a step of down is a dword of eight columns.
+            if self.fmt.planes != (4,) or not self.fmt.words or columns % 32 or self.width % 8:
+                raise _Unknown
+            step.kind, step.row = native.NIBBLES, columns // 2
+        else:
+            blocks = byte_codes(self.width if self.down else columns, self.fmt.planes, self.fmt.words)
+            if one.form != weights.AS_IS or one.dtype not in _BYTES or blocks is None:
+                raise _Unknown
+            step.kind, step.row, step.blocks = native.CODES, columns, blocks
+            step.finite = _FINITE.get(self.fmt.never.get("codes"), native.ANY)
+        step.columns = step.row
+        return _sized(step, one, rows * step.row)
+
+    def _part(self, part: Part, tensor: int, one: Stored) -> native.Step:
+        """Numbers as they lie, or made float32, or float16 and a power of two."""
+        rows, columns = part.grid(*self.shape)
+        lying = self._stream(part.name)
+        step = native.Step(
+            tensor=tensor, item=part.dtype.itemsize, down=self.down, rows=rows, columns=columns
+        )
+        step.row = columns * one.dtype.itemsize
+        step.finite = _FINITE.get(self.fmt.never.get(part.name, part.dtype), native.ANY)
+        step.offsets[0] = lying.offset
+        if not part.columns:
+            step.kind, step.offsets[0] = native.SINGLE, lying.offset + self.order * step.item
+        elif part.name == self.fmt.halves[1]:
+            power = self._stream(self.fmt.halves[2])
+            step.kind, step.offsets[1] = native.HALVES, power.offset + self.order * 4
+        else:
+            step.kind = native.PART
+        step.span, step.lines = (part.columns if self.down else part.rows), lying.height
+        step.numbers = self._numbers(part, step.kind, one)
+        return _sized(step, one, rows * step.row)
+
+    def _stream(self, name: str) -> Stream:
+        return next(s for s in self.streams if s.part is not None and s.part.name == name)
+
+    @staticmethod
+    def _numbers(part: Part, kind: int, one: Stored) -> int:
+        """How they are turned into the part's."""
+        if one.form == weights.RECIPROCAL and (one.dtype, part.dtype) == (torch.float32, torch.float32):
+            return native.RECIPROCAL
+        if one.form == weights.AS_IS:
+            if kind == native.HALVES and one.dtype in _WIDENED:
+                return _WIDENED[one.dtype]
+            if one.dtype == part.dtype or {one.dtype, part.dtype} == {torch.uint8, torch.float8_e8m0fnu}:
+                return native.AS_THEY_LIE
+            if part.dtype == torch.float32 and one.dtype in _WIDENED:
+                return _WIDENED[one.dtype]
+        raise _Unknown
+
+
+def _sized(step: native.Step, one: Stored, num_bytes: int) -> native.Step:
+    if one.num_bytes != num_bytes:
+        raise _Unknown
+    return step
+
+
+@functools.lru_cache
+def byte_codes(columns: int, planes: tuple[int, ...], words: bool) -> unblock.Blocks | None:
+    """Rows of one code a byte, for the native library: a row is one block without parts."""
+    if not unblock.available() or columns >= 1 << 16:
+        return None
+    field = unblock.Field(0, unblock.RAW, 8, 0, columns, 0)
+    return unblock.blocks_of([field], planes, [], (columns, columns, int(words)))
