@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from torch import Tensor
 
+from freetoken.core import collector
 from freetoken.core.errors import WeightsError
 from freetoken.core.interfaces import Device, ModelFamily
 from freetoken.core.model_config import ModelConfig
@@ -125,7 +126,8 @@ class Filling:
         pins   lock complete layers for the device, which reads them; else it never sees them
         """
         self._began = time.perf_counter()
-        jobs = self._jobs()
+        with collector.paused():
+            jobs = self._jobs()
         missing = set(self.bank.missing())
         for job in jobs:
             missing -= set(range(job.first, job.first + job.count))

@@ -22,7 +22,7 @@ from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.null import NullCache
 from freetoken.cache.pages import UnitAllocator
 from freetoken.chat.codec import ChatCodec
-from freetoken.core import choices, env
+from freetoken.core import choices, collector, env
 from freetoken.core.errors import FreeTokenError, WeightsError
 from freetoken.core.interfaces import (
     Device,
@@ -170,11 +170,12 @@ def build(
     """
     progress("reading headers", 0)
     path, watch = Path(options.model) if options.model else DEMO_MODEL, Stopwatch()
-    with watch.part("headers"):
+    with watch.part("headers"), collector.paused():
         checkpoint = open_checkpoint(path, files)
     with watch.part("text"):
         codec = _codec(options, checkpoint)
-    parts = survey(options, checkpoint, progress, device, watch)
+    with collector.paused():
+        parts = survey(options, checkpoint, progress, device, watch)
     check_kv_dtype(parts)
     with watch.part("plan"):
         facts = gather_facts(parts, path.name if options.model else DEMO_NAME)

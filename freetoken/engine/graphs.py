@@ -15,6 +15,7 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
+from freetoken.core import collector
 from freetoken.core.batch import Batch, BatchBuffers, Segment
 from freetoken.core.interfaces import Device, ExpertBackend, Model
 from freetoken.core.log import logger
@@ -90,10 +91,5 @@ class DecodeGraphs:
 def _no_garbage() -> Generator[None]:
     """A graph that is collected while another is captured spoils the capture."""
     gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with collector.paused():
         yield
-    finally:
-        if was_on:
-            gc.enable()

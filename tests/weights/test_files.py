@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.core.errors import WeightsError
+from freetoken.core.weights import AS_IS, Stored
+from freetoken.native.library import library
 from freetoken.weights.files import ALIGN, Arena, Files, aligned, crc32
 
 SIZE = 3 * ALIGN + 1234
@@ -49,6 +51,38 @@ def test_a_file_that_ends_early_is_named_with_the_byte(path: Path, mode: dict[st
     assert e.value.code == "truncated_shard"
     files.read_into(path, ALIGN, out, least=SIZE - ALIGN)
     assert bytes(out[: SIZE - ALIGN].numpy()) == path.read_bytes()[ALIGN:]
+
+
+@pytest.mark.skipif(library() is None, reason="the native library is not built")
+@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@given(
+    cuts=st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 3 * ALIGN)), min_size=1, max_size=9),
+    mode=st.sampled_from(MODES),
+)
+def test_many_pieces_are_fetched_at_once(
+    path: Path, cuts: list[tuple[int, int]], mode: dict[str, bool]
+) -> None:
+    """Pieces in any order, neighbours or far apart, one within another."""
+    pieces = [(a, min(n, SIZE - a)) for a, n in cuts]
+    files, arena, data = Files(**mode), Arena(), path.read_bytes()
+    some = [Stored("", AS_IS, torch.uint8, n, path, a) for a, n in pieces]
+    with files.reading(arena):
+        fetched = files.fetch(some)
+        assert fetched is not None
+        base = fetched.memory.data_ptr()
+        for (a, n), at in zip(pieces, fetched.addresses, strict=True):
+            assert bytes(fetched.memory[at - base : at - base + n].numpy()) == data[a : a + n]
+    files.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_can_not_be_fetched_is_left_to_reading(path: Path, mode: dict[str, bool]) -> None:
+    files = Files(**mode)
+    beyond = [Stored("", AS_IS, torch.uint8, 8, path, at) for at in (0, SIZE - 7)]
+    assert files.fetch(beyond[:1]) is None  # no arena: a view of the mapping costs nothing
+    with files.reading(Arena()):
+        assert files.fetch(beyond) is None
+    files.close()
 
 
 def test_memory_that_is_not_aligned_is_filled_too(path: Path) -> None:
