@@ -97,7 +97,13 @@ def compare(
 
 @pytest.mark.parametrize(
     ("rows", "policy", "alpha", "host"),
-    [(1, "two_speed", 0.5, True), (1, "lru", 0.5, True), (3, "two_speed", 0.5, True), (2, "lru", 1.0, False)],
+    [
+        (1, "two_speed", 0.5, True),
+        (1, "lru", 0.5, True),
+        (2, "two_speed", 0.5, True),  # a lane for each route
+        (3, "two_speed", 0.5, True),  # for each expert
+        (2, "lru", 1.0, False),
+    ],
 )
 def test_the_device_decides_and_computes_as_the_reference(
     rows: int, policy: str, alpha: float, host: bool
@@ -106,7 +112,7 @@ def test_the_device_decides_and_computes_as_the_reference(
     compare(shape, rows, policy, alpha, host=host, steps=STEPS, device=PLACE)
 
 
-@pytest.mark.parametrize(("rows", "budget"), [(1, 3), (3, 11)])
+@pytest.mark.parametrize(("rows", "budget"), [(1, 3), (2, 7), (3, 11)])
 def test_the_next_layers_tiles_are_brought_as_by_the_reference(rows: int, budget: int) -> None:
     shape = build.Shape(hidden=40)
     compare(shape, rows, "two_speed", 0.5, host=True, steps=STEPS, budget=budget, device=PLACE)

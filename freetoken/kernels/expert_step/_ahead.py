@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from freetoken.kernels._triton import jit, tl
 from freetoken.kernels.expert_step import _rules as rules
-from freetoken.kernels.expert_step._look_up import _before
+from freetoken.kernels.expert_step._look_up import _before, lanes_of, rank_of
 
 if tl is not None:
     SEED_TOKENS, SEED_SHIFT = tl.constexpr(rules.SEED_TOKENS), tl.constexpr(rules.SEED_SHIFT)
-
-
-@jit
-def _present(ids, lane, T, K: tl.constexpr):
-    """int32 [EP]: which experts of a layer some row wants."""
-    present = tl.zeros_like(lane)
-    for row in range(0, T):
-        for rank in tl.static_range(K):
-            present = tl.where(lane == tl.load(ids + row * K + rank), 1, present)
-    return present > 0
 
 
 @jit(varying=("layer", "T"))
@@ -43,28 +33,29 @@ def look_ahead(
     E: tl.constexpr,
     EP: tl.constexpr,
     K: tl.constexpr,
+    RP: tl.constexpr,
     V: tl.constexpr,
     NT: tl.constexpr,
     TWO_SPEED: tl.constexpr,
 ):
-    lane, entry = tl.arange(0, EP), tl.arange(0, V)
+    entry = tl.arange(0, V)
     base = layer * E
     wanted = tl.minimum(tl.load(budget), V)  # a list of V entries holds them, however they lie
     candidate = tl.load(victims + entry)
     owner = tl.load(expert_of + candidate, mask=candidate > 0, other=-1)
+    lane, asked = lanes_of(soon, T, E, EP, K, RP)
+    gone, used = lanes_of(now, T, E, EP, K, RP)
     keys = tl.load(fast + base + lane, mask=lane < E, other=0)
     if TWO_SPEED:
         keys += tl.load(slow + base + lane, mask=lane < E, other=0)
     slot = tl.maximum(tl.load(slot_of + base + lane, mask=lane < E, other=-1), 0)
     have = tl.load(tiles_in + slot, mask=slot > 0, other=0)
-    used = _present(now, lane, T, K)
-    asked = _present(soon, lane, T, K)
 
     # What was brought for the layer that has just looked up: was it wanted?
     guess = tl.load(ahead + entry * 4)
     size = tl.load(ahead + entry * 4 + 3) - tl.load(ahead + entry * 4 + 2)
     judged = (guess >= base - E) & (guess < base)
-    right = tl.sum(((guess[:, None] == (base - E + lane)[None, :]) & used[None, :]).to(tl.int32), 1) > 0
+    right = tl.sum(((guess[:, None] == (base - E + gone)[None, :]) & used[None, :]).to(tl.int32), 1) > 0
     judged_before, right_before, brought = tl.load(stats + 9), tl.load(stats + 10), tl.load(stats + 8)
     tl.store(stats + 9, judged_before + tl.sum(tl.where(judged, size, 0)))
     tl.store(stats + 10, right_before + tl.sum(tl.where(judged & right, size, 0)))
@@ -73,13 +64,13 @@ def look_ahead(
     before = _before(keys, need > 0, lane)
     first = tl.sum(tl.where(before, need[None, :], 0), 1)
     fill = tl.maximum(0, tl.minimum(need, wanted - first))
-    here = (owner[:, None] == (base - E + lane)[None, :]) & used[None, :]
+    here = (owner[:, None] == (base - E + gone)[None, :]) & used[None, :]
     next_ = (owner[:, None] == (base + lane)[None, :]) & asked[None, :]
     givable = (candidate > 0) & (tl.sum((here | next_).to(tl.int32), 1) == 0)
     cold = tl.zeros_like(candidate) - 1  # any of them goes
     fill = _house(
         keys, before, fill, slot, have, candidate, owner, givable, cold, lane, entry, base,
-        slot_of, expert_of, tiles_in, victims, ahead,
+        slot_of, expert_of, tiles_in, victims, ahead, RP,
     )  # fmt: skip
     tl.store(stats + 8, brought + tl.sum(fill))
 
@@ -87,7 +78,7 @@ def look_ahead(
 @jit
 def _house(
     keys, before, fill, slot, have, candidate, owner, givable, cold, lane, entry, base,
-    slot_of, expert_of, tiles_in, victims, ahead,
+    slot_of, expert_of, tiles_in, victims, ahead, RP: tl.constexpr,
 ):  # fmt: skip
     """Slots for what has none, hottest first, while the coldest victim is colder; the list. Returns fills."""
     homeless = (fill > 0) & (slot == 0)
@@ -108,10 +99,9 @@ def _house(
     tl.store(tiles_in + slot, have + fill, mask=fill > 0)
     taken = tl.sum(match.to(tl.int32), 0) > 0
     tl.store(victims + entry, tl.where(taken, 0, candidate))
-    comes = (fill > 0).to(tl.int32)
-    at = tl.cumsum(comes, 0) - 1
-    tl.store(ahead + entry * 4, tl.zeros_like(entry) - 1, mask=entry >= tl.sum(comes))
     there = fill > 0
+    at = rank_of(there, lane, RP)
+    tl.store(ahead + entry * 4, tl.zeros_like(entry) - 1, mask=entry >= tl.sum(there.to(tl.int32)))
     tl.store(ahead + at * 4, base + lane, mask=there)
     tl.store(ahead + at * 4 + 1, slot, mask=there)
     tl.store(ahead + at * 4 + 2, have, mask=there)
@@ -193,7 +183,7 @@ def promote(
         tl.store(fast + base + lane, step + tl.zeros_like(recent), mask=(fill > 0) & (slot == 0))
     fill = _house(
         keys, before, fill, slot, have, candidate, owner, givable, cold, lane, entry, base,
-        slot_of, expert_of, tiles_in, victims, ahead,
+        slot_of, expert_of, tiles_in, victims, ahead, 0,
     )  # fmt: skip
     tl.store(stats + 11, done + tl.sum(((fill > 0) & (slot == 0)).to(tl.int32)))
 

@@ -1,8 +1,9 @@
 """Triton kernels of residency: one block decides a layer-step, one prepares the next one's victims.
 
 Everything about the E experts of a layer is a vector of EP lanes; what depends on an order (fills, list,
-victims) is a rank found by comparing all pairs, which is cheaper here than sorting. Integers are those of
-`reference`, bit by bit.
+victims) is a rank found by comparing all pairs, which is cheaper here than sorting. A few rows have fewer
+routes than a layer has experts: their routes are the lanes then, and a warp or two compare them. Integers
+are those of `reference`, bit by bit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,38 @@ def age(words, fast, slow, TOTAL, TWO_SPEED: tl.constexpr, B: tl.constexpr):
         tl.store(slow + at, s - (s >> SLOW_AGE), mask=at < TOTAL)
     if tl.program_id(0) == 0:
         tl.store(words, tl.load(words) + 1)
+
+
+@jit
+def lanes_of(ids, T, E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, RP: tl.constexpr):
+    """(expert of the layer, whether some row wants it) by lane.
+
+    RP > 0: a lane for each route, of which the first to an expert speaks for it; the others are E.
+    """
+    if RP > 0:
+        lane = tl.arange(0, RP)
+        route = tl.load(ids + lane, mask=lane < T * K, other=-1)
+        again = (route[None, :] == route[:, None]) & (lane[None, :] < lane[:, None])
+        used = (route >= 0) & (tl.sum(again.to(tl.int32), 1) == 0)
+        lane = tl.where(used, route, E)
+    else:
+        lane = tl.arange(0, EP)
+        present = tl.zeros([EP], tl.int32)
+        for row in range(0, T):
+            for rank in tl.static_range(K):
+                present = tl.where(lane == tl.load(ids + row * K + rank), 1, present)
+        used = present > 0
+    return lane, used
+
+
+@jit
+def rank_of(some, lane, RP: tl.constexpr):
+    """How many of `some` have a lower expert."""
+    if RP > 0:
+        rank = tl.sum((some[None, :] & (lane[None, :] < lane[:, None])).to(tl.int32), 1)
+    else:
+        rank = tl.cumsum(some.to(tl.int32), 0) - 1  # experts lie in order; counts nothing elsewhere
+    return rank
 
 
 @jit
@@ -75,7 +108,7 @@ def _tell_rows(x, ids, io, T, spec: tl.constexpr):
 
 
 @jit
-def _ring(words, before, failed, io, left, end, lane, layer, T, spec: tl.constexpr):
+def _ring(words, before, failed, io, left, end, lane, layer, T, RP: tl.constexpr, spec: tl.constexpr):
     """Write the host's part of the layer-step and ring, if there is one; its rows have been told."""
     NT: tl.constexpr = spec[0]
     K: tl.constexpr = spec[3]
@@ -87,7 +120,7 @@ def _ring(words, before, failed, io, left, end, lane, layer, T, spec: tl.constex
     tl.store(words + 4, tl.where(rings, sequence, 0))
     if rings:
         tl.store(words + 1, sequence)
-        at = tl.cumsum(left.to(tl.int32), 0) - 1
+        at = rank_of(left, lane, RP)
         item = (io + ITEMS).to(tl.pointer_type(tl.int32)) + at * 4
         tl.store(item, lane, mask=left)
         tl.store(item + 1, end, mask=left)
@@ -132,14 +165,13 @@ def look_up(
     E: tl.constexpr,
     EP: tl.constexpr,
     K: tl.constexpr,
-    TP: tl.constexpr,
+    RP: tl.constexpr,
     V: tl.constexpr,
     NT: tl.constexpr,
     TWO_SPEED: tl.constexpr,
     HOST: tl.constexpr,
     SPEC: tl.constexpr,
 ):
-    lane = tl.arange(0, EP)
     base = layer * E
     word = tl.arange(0, 8)
     # Everything is asked for before anything is written: a load can't move across a store, and a warp that
@@ -150,11 +182,7 @@ def look_up(
     failed, passed = tl.load(words + 3), tl.load(words + 5)
     candidate = tl.load(victims + tl.arange(0, V))
     owner = tl.load(expert_of + candidate, mask=candidate > 0, other=-1)
-    present = tl.zeros([EP], tl.int32)
-    for row in range(0, T):
-        for rank in tl.static_range(K):
-            present = tl.where(lane == tl.load(ids + row * K + rank), 1, present)
-    used = present > 0
+    lane, used = lanes_of(ids, T, E, EP, K, RP)
     recent = tl.load(fast + base + lane, mask=lane < E, other=0)
     often = recent
     if TWO_SPEED:
@@ -177,7 +205,7 @@ def look_up(
 
     need = tl.where(used, NT - have, 0)
     missing = tl.sum(need)
-    fill = tl.zeros([EP], tl.int32)
+    fill = tl.zeros_like(lane)
     arrived = 0
     gone = 0
     if missing > 0:
@@ -198,7 +226,7 @@ def look_up(
         evicted = tl.max(tl.where(match, owner[None, :], -1), 1)
         slot = tl.where(homeless, given, slot)
         arrives = homeless & (given > 0)
-        tl.store(slot_of + evicted, tl.full([EP], -1, tl.int32), mask=arrives & (evicted >= 0))
+        tl.store(slot_of + evicted, tl.zeros_like(lane) - 1, mask=arrives & (evicted >= 0))
         tl.debug_barrier()
         tl.store(slot_of + base + lane, slot, mask=arrives)
         tl.store(expert_of + slot, base + lane, mask=arrives)
@@ -208,10 +236,12 @@ def look_up(
     end = have + fill
     tl.store(here + lane, end, mask=used)
 
-    comes = (fill > 0).to(tl.int32)
-    stays = (used & (fill == 0)).to(tl.int32)
-    at = tl.where(comes > 0, tl.cumsum(comes, 0) - 1, tl.sum(comes) + tl.cumsum(stays, 0) - 1)
-    tl.store(work + lane * 4, tl.full([EP], -1, tl.int32), mask=(lane >= tl.sum(present)) & (lane < E))
+    comes, stays = fill > 0, used & (fill == 0)
+    behind = tl.sum(comes.to(tl.int32)) + rank_of(stays, lane, RP)
+    at = tl.where(comes, rank_of(comes, lane, RP), behind)
+    total = tl.sum(used.to(tl.int32))
+    entry = tl.arange(0, EP)
+    tl.store(work + entry * 4, tl.zeros_like(entry) - 1, mask=(entry >= total) & (entry < E))
     tl.store(work + at * 4, lane, mask=used)
     tl.store(work + at * 4 + 1, slot, mask=used)
     tl.store(work + at * 4 + 2, have, mask=used)
@@ -219,14 +249,13 @@ def look_up(
 
     filled = tl.sum(fill)
     misses = tl.sum((need > 0).to(tl.int32))
-    total = tl.sum(present)
     counted += tl.where(word == 0, total, 0) + tl.where(word == 1, total - misses, 0)
     counted += tl.where(word == 2, misses, 0) + tl.where(word == 3, missing, 0)
     counted += tl.where(word == 4, filled, 0) + tl.where(word == 5, missing - filled, 0)
     counted += tl.where(word == 6, arrived, 0) + tl.where(word == 7, gone, 0)
     tl.store(stats + word, counted)
     if HOST:
-        _ring(words, sequence, failed, io, used & (end < NT), end, lane, layer, T, SPEC)
+        _ring(words, sequence, failed, io, used & (end < NT), end, lane, layer, T, RP, SPEC)
 
 
 @jit(varying=("bound",))

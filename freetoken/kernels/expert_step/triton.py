@@ -27,6 +27,8 @@ COPY_BLOCKS, COPY_WORDS = 16, 2048
 MOVE_BLOCKS = 64
 SPILLS = {"look_up": 256, "look_ahead": 320, "promote": 512}
 """Bytes a thread may spill: comparing all pairs of 256 experts doesn't fit its registers."""
+MOST_ROUTES = 64
+"""Pairs of more don't fit the registers: comparing 128 routes spills more than comparing 256 experts."""
 VECTOR_ROWS = 16
 """Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
 
@@ -85,15 +87,26 @@ def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
             "E": place.num_experts,
             "EP": power_of_two(place.num_experts),
             "K": top_k,
-            "TP": power_of_two(rows),
+            "RP": _route_lanes(place, rows, top_k),
             "V": table.victims.numel(),
             "NT": place.num_tiles,
             "TWO_SPEED": table.policy == "two_speed",
             "HOST": io is not None,
             "SPEC": spec,
         },
-        warps=4 if place.num_experts <= 128 else 8,
+        warps=_warps(place, rows, top_k),
     )
+
+
+def _route_lanes(place: Place, rows: int, top_k: int) -> int:
+    """A lane for each route of a few rows, if a layer has more experts; 0: a lane for each expert."""
+    routes = power_of_two(rows * top_k)
+    return routes if routes <= MOST_ROUTES and routes < power_of_two(place.num_experts) else 0
+
+
+def _warps(place: Place, rows: int, top_k: int) -> int:
+    lanes = _route_lanes(place, rows, top_k) or power_of_two(place.num_experts)
+    return max(1, min(8, lanes // 32))
 
 
 def prepare_victims(table: Table, bound: int) -> None:
@@ -136,11 +149,12 @@ def look_ahead_launch(table: Table, place: Place, now: Tensor, soon: Tensor) -> 
             "E": place.num_experts,
             "EP": power_of_two(place.num_experts),
             "K": top_k,
+            "RP": _route_lanes(place, rows, top_k),
             "V": table.victims.numel(),
             "NT": place.num_tiles,
             "TWO_SPEED": table.policy == "two_speed",
         },
-        warps=4 if place.num_experts <= 128 else 8,
+        warps=_warps(place, rows, top_k),
     )
 
 
