@@ -81,6 +81,11 @@ class Server:
         answer.tokens = answer.tokens or len(answer.times_s)
         return answer
 
+    def try_out(self) -> None:
+        """A completion of two tokens. They may have no text: what is asked is no prompt of the model's own."""
+        asked = {"prompt": "one two three", "cache_prompt": False}
+        self._stream("/v1/completions", asked, 2, lambda: None)
+
     def chat(self, messages: Sequence[dict[str, str]], tokens: int) -> Answer:
         """Tokens for a conversation, of which the server may know a part already. They may have no text."""
         return self._stream("/v1/chat/completions", {"messages": list(messages)}, tokens, lambda: None)

@@ -1,7 +1,7 @@
 """Servers as processes of their own: started by a command line, waited for, stopped.
 
-Owns ports, logs and patience. Ready means that a completion of one token came back, whatever else the server
-answers before. Knows no server's options but `{port}` in its command.
+Owns ports, logs and patience. Ready means that a completion came to its end, whatever else the server answers
+before. Knows no server's options but `{port}` in its command.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Started:
                 OSError, http.client.HTTPException, ValueError, LookupError, FreeTokenError
             ):
                 self.server.find_model()
-                self.server.complete("one two three", 2)
+                self.server.try_out()
                 return self.server
             time.sleep(_POLL_S)
         raise DeviceError(f"{self.name} did not answer within {patience_s:g} s.", code="server_failed")

@@ -367,7 +367,7 @@ class ExpertBackend(abc.ABC):
         """No step is in flight any more, however it ended."""
 
     def end_step(self, step_s: float) -> None:
-        """A decode step's expert work is complete: controllers and background fills advance."""
+        """The oldest step that `wake` announced is complete: controllers and background fills advance."""
 
     def settle(self) -> None:
         """Bring `stats` up to date where a device keeps them; waits for it."""

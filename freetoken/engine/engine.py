@@ -59,9 +59,12 @@ class _Resize:
 
 @dataclass(frozen=True)
 class _InFlight:
+    """Tokens that nobody has read yet. is_step: of a step that `Runner.launch` began, not of a prompt's job."""
+
     requests: tuple[Request, ...]
     sampled: Sampled
     started_s: float
+    is_step: bool
 
 
 class Engine:
@@ -305,14 +308,14 @@ class Engine:
             return
         requests = tuple(wanted[i] for i in alive)
         sampled = self.runner.sample(launched.logits, alive, [next_draw(r, self.eos_ids) for r in requests])
-        self._put_in_flight(requests, sampled, started)
+        self._put_in_flight(_InFlight(requests, sampled, started, is_step=True))
 
-    def _put_in_flight(self, requests: tuple[Request, ...], sampled: Sampled, started: float) -> None:
+    def _put_in_flight(self, flight: _InFlight) -> None:
         if self._flight is not None:
             self._collect()
-        for request in requests:
+        for request in flight.requests:
             request.num_pending = 1
-        self._flight = _InFlight(requests, sampled, started)
+        self._flight = flight
 
     def _collect(self) -> None:
         """Read the step in flight and tell each request its token."""
@@ -334,7 +337,8 @@ class Engine:
         seconds = now - max(flight.started_s, self._collected_s)
         self._collected_s = now
         self.stats.note_step(seconds, count)
-        self.runner.end_step(seconds)
+        if flight.is_step:
+            self.runner.end_step(seconds)
 
     def _deliver(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
         if not accepts(request, token_id, self.eos_ids):
@@ -398,7 +402,8 @@ class Engine:
         if alive:
             requests = tuple(wanted[i] for i in alive)
             draws = [next_draw(r, self.eos_ids) for r in requests]
-            self._put_in_flight(requests, self.runner.sample(logits, alive, draws), started)
+            sampled = self.runner.sample(logits, alive, draws)
+            self._put_in_flight(_InFlight(requests, sampled, started, is_step=False))
 
     def _end_job(self, *, committed: bool) -> None:
         """Commit or drop the macro-chunk; its doomed members leave now."""

@@ -26,14 +26,16 @@ PROMPTS, TOKENS, MEMORY = (150, 7, 40), 10, 96 * MIB
 DEVICES = ["kernel_cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def serve(on: str, between=lambda built, step: None, **wishes) -> tuple[dict[str, Trace], Built]:
-    """Traces of a long, a short and a middling prompt that run together."""
+def opened(on: str, **wishes) -> Built:
     wishes = {"max_prefill_length": 64, "prefill_gap_ms": 0.0, **wishes}
     if on == "cuda":
-        built = build(Options(device="cuda", **wishes))
-    else:
-        built = build(Options(**wishes), device=KernelCpu(MEMORY))
-    served = Served(built)
+        return build(Options(device="cuda", **wishes))
+    return build(Options(**wishes), device=KernelCpu(MEMORY))
+
+
+def serve(on: str, between=lambda built, step: None, **wishes) -> tuple[dict[str, Trace], Built]:
+    """Traces of a long, a short and a middling prompt that run together."""
+    served = Served(opened(on, **wishes))
     for name, size in enumerate(PROMPTS):
         served.submit(str(name), text_ids(served.built, name, size), TOKENS)
         served.step(2)
@@ -96,6 +98,31 @@ def test_the_hosts_help_stays_within_its_rounding(backend: str, on: str, fused: 
             assert abs(a - b) < 0.25
             if mine != theirs:
                 break
+
+
+def test_a_prompt_that_is_done_ends_no_step_of_another(on: str) -> None:
+    """Who answers the device sleeps once all announced steps are over; a prompt's own pass is none of them."""
+    built = opened(on, moe_backend="offload", moe_cache_size=12)
+    served, experts = Served(built), built.engine.runner.experts
+    under_way, least, wake, end_step = [0], [0], experts.wake, experts.end_step
+
+    def announced() -> None:
+        under_way[0] += 1
+        wake()
+
+    def ended(seconds: float) -> None:
+        under_way[0] -= 1
+        least.append(under_way[0])
+        end_step(seconds)
+
+    experts.wake, experts.end_step = announced, ended
+    served.submit("runs", text_ids(built, 1, 7), 12)
+    served.step(3)
+    served.submit("comes", text_ids(built, 0, 150), 4)
+    served.run()
+    built.close()
+    assert built.engine.stats.jobs, "the prompt was no job"
+    assert under_way == [0] and min(least) == 0 and len(least) >= 12
 
 
 @pytest.mark.parametrize("failing", [0, 3])
