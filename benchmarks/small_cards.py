@@ -5,7 +5,7 @@
 For each size a server starts, tells its plan, answers `--repeats` prompts of 512 tokens with 256 tokens after
 one for warming up, and then one long prompt (24,500 tokens, less where the model's context is shorter).
 `taken_bytes` is what the driver sees this server take, at the end; `within` whether that is no more than
-SIZE, `budget_off` how far the planned budget is from it, as a share (where all experts fit, less is taken).
+SIZE, `plan_off` how far the plan's sum is from it, as a share (where all experts fit, less is taken).
 The limit is what `ft bench decode` says; here stand figures over HTTP. Ends stdout with one JSON object;
 exit code 1 if a size did not serve.
 """
@@ -55,11 +55,11 @@ def measure(model: Path, size: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def memory(stats: dict[str, Any], size: int) -> dict[str, Any]:
     told = stats["memory"]
-    taken, budget = told["taken_bytes"], told["budget_bytes"]
+    taken, planned = told["taken_bytes"], told["planned_bytes"]
     row = {"backend": stats["backend"], "slots": told["slots"]}
-    row |= {"taken_bytes": taken, "budget_bytes": budget}
+    row |= {"taken_bytes": taken, "planned_bytes": planned}
     if taken:
-        row |= {"within": taken <= size, "budget_off": round(abs(budget - taken) / taken, 4)}
+        row |= {"within": taken <= size, "plan_off": round(abs(planned - taken) / taken, 4)}
     return row
 
 
@@ -90,7 +90,7 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"ready {row['ready_s']} s, {row['backend']}, {row['slots']} slots, context {row['context']}, "
         f"{row['decode_tok_s']} tok/s, {row['long_prompt']} tokens in {row['long_ttft_s']} s, "
-        f"{format_bytes(row['taken_bytes'])} taken of {format_bytes(row['budget_bytes'])}"
+        f"{format_bytes(row['taken_bytes'])} taken of {format_bytes(row['planned_bytes'])}"
     )
 
 

@@ -169,8 +169,8 @@ class LLM:
             with built.watch.part("self_test"):
                 built.engine.self_test(lambda: note("preparing kernels for this GPU", 99))
             if taken := built.device.taken_bytes():
-                budget = format_bytes(built.engine.memory.budget_bytes)
-                log.info("GPU memory: %s for this model, the driver sees %s", budget, format_bytes(taken))
+                planned = format_bytes(built.snapshot()["memory"]["planned_bytes"])
+                log.info("GPU memory: %s planned, the driver sees %s", planned, format_bytes(taken))
         except FreeTokenError as e:
             self._status = Status("failed", 0, e)
             raise

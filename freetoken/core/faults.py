@@ -18,6 +18,7 @@ class Faults:
     drop_wait         int    the k-th stream wait is ignored
     hang_copy         bool   copies never complete
     corrupt_copy      bool   copies deliver zeros
+    unplanned_bytes   int    the driver sees so much more taken than pools, as kernels' code and caches would
     """
 
     stall_host_s: float = 0.0
@@ -26,3 +27,4 @@ class Faults:
     drop_wait: int = 0
     hang_copy: bool = False
     corrupt_copy: bool = False
+    unplanned_bytes: int = 0

@@ -152,6 +152,8 @@ class Device(abc.ABC):
     run_ahead       launching a step before the last one is read pays
     kernels         has kernels that decide residency themselves; captures: decode steps are replayed
     locks_memory    only copies to and from host memory that is locked (`pin`) leave the caller free meanwhile
+    memory_bytes    what this process may take of it in all; beside_bytes: of it the driver's own, which no
+                    pool can have
     """
 
     name: str
@@ -167,6 +169,7 @@ class Device(abc.ABC):
     captures: bool = False
     locks_memory: bool = False
     memory_bytes: int = 0
+    beside_bytes: int = 0
 
     @abc.abstractmethod
     def stream(self, name: str) -> Stream:
@@ -183,6 +186,10 @@ class Device(abc.ABC):
     def taken_bytes(self) -> int:
         """Memory that this process takes as the system sees it, 0 where nobody can be asked."""
         return 0
+
+    def over_bytes(self) -> int:
+        """How far `taken_bytes` lies above `memory_bytes`."""
+        return max(0, self.taken_bytes() - self.memory_bytes)
 
     def charge(self, num_bytes: float, flops: float) -> None:
         """Tell a simulated device what the kernel just run on `compute` costs; real ones ignore it."""

@@ -206,6 +206,10 @@ class SimDevice(Device):
     def free_bytes(self) -> int:
         return self.ledger.free_bytes
 
+    def taken_bytes(self) -> int:
+        unplanned = self.faults.unplanned_bytes
+        return sum(self.ledger.mapped.values()) + unplanned if unplanned else 0
+
     def charge(self, num_bytes: float, flops: float) -> None:
         self.compute.charge(num_bytes, flops)
 

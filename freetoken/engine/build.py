@@ -133,6 +133,7 @@ class Built:
             "experts": asdict(e.runner.experts.stats),
             "memory": {
                 "budget_bytes": e.memory.budget_bytes,
+                "planned_bytes": e.memory.budget_bytes + e.memory.unplanned_bytes + self.device.beside_bytes,
                 "taken_bytes": self.device.taken_bytes(),
                 "kv_pages_used": kv.num_used,
                 "kv_pages": kv.num_units - 1,

@@ -46,7 +46,8 @@ log = logger("engine")
 SWITCH_INTERVAL_S = 1e-4
 """A busy HTTP thread otherwise holds the interpreter 5 ms at a time (measured: 53 ms a step)."""
 MAX_FAILED_STEPS = 3
-SELF_TEST_PROMPT = 200
+SELF_TEST_PROMPT = 2048
+"""Tokens: a whole piece of a prompt, so that memory has seen its most."""
 
 Sink = Callable[[list[Output]], None]
 
@@ -90,6 +91,7 @@ class Engine:
         self._flight: _InFlight | None = None
         self._job: PrefillJob | None = None
         self._job_works: tuple[Work, ...] = ()
+        self._grown = False
         self._due: tuple[Work, ...] | None = None
         self._pending_resize: _Resize | None = None
         self._collected_s = 0.0
@@ -124,6 +126,7 @@ class Engine:
         with compilations(tell):
             while not self.idle:
                 self.step()
+        self.memory.hold(self.scheduler)
         outputs, self._outputs = self._outputs, []
         self.stats = EngineStats()
         self.error = None
@@ -242,6 +245,8 @@ class Engine:
         started = self.device.clock.now()
         if self._pending_resize is not None and self._job is None:
             self._resize_now()
+        if self._grown and self._job is None:
+            self._hold_memory()
         schedule = self._schedule()
         self._due = schedule.batch
         if schedule.job:
@@ -415,6 +420,7 @@ class Engine:
             if work.request.doomed:
                 self.scheduler.release(work.request, FinishReason.ABORT)
         self._job_works = ()
+        self._grown = True
 
     # --- trouble ---
 
@@ -428,6 +434,13 @@ class Engine:
             message.result.set_result(None)
         except FreeTokenError as e:
             message.result.set_exception(e)
+
+    def _hold_memory(self) -> None:
+        """Behind a long prompt, which may have taken more than was planned."""
+        self._grown = False
+        if self.device.over_bytes():
+            self._collect()
+            self.memory.hold(self.scheduler)
 
     def _fail(self, request: Request, error: FreeTokenError) -> None:
         self.stats.failed += 1

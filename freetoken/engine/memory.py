@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from freetoken.core.errors import CapacityError
 from freetoken.core.interfaces import Device, ExpertBackend, Pool
+from freetoken.core.log import logger
 from freetoken.core.units import format_bytes
 from freetoken.engine.budget import Sizes, divide
 from freetoken.engine.plan import Plan, resize_demand, without_slots
 from freetoken.engine.scheduler import Scheduler
+
+log = logger("memory")
 
 
 class Memory:
@@ -23,6 +26,7 @@ class Memory:
         # Memory shared with the host is not handed out whole: what the pools take is the budget.
         self.budget_bytes = plan.memory.total_bytes if device.owns_memory else plan.memory.used_bytes
         self.num_slots = plan.memory.num_slots
+        self.unplanned_bytes = 0
         self._sizes = sizes if device.owns_memory else without_slots(sizes)
         self._device, self._experts = device, experts
         self._kv = kv
@@ -36,6 +40,31 @@ class Memory:
         division = divide(total_bytes, self._sizes, demand)
         self._apply(scheduler, division.num_pages, division.num_slots)
         self.budget_bytes = total_bytes
+
+    def hold(self, scheduler: Scheduler) -> int:
+        """Give slots back for what the system sees beyond the limit; how many bytes that was.
+
+        Plans know pools and weights to the byte, but what kernels' code, graphs and caches of freed tensors
+        take shows only once all have run. So it is looked at then, and is the plan's from then on.
+        """
+        over = self._device.over_bytes()
+        if not over:
+            return 0
+        count = -(-over // max(self._sizes.record_bytes, 1))
+        left = self.num_slots - count
+        if self.plan.backend not in ("offload", "hybrid") or left < self.plan.min_slots:
+            log.warning(
+                "%s of the GPU's memory beyond the limit are taken, and no expert slots can give way. "
+                "Lower --num-tokens, --max-running-requests or --max-prefill-length.",
+                format_bytes(over),
+            )
+            return 0
+        self._apply(scheduler, self._kv.num_units, left)
+        freed = count * self._sizes.record_bytes
+        self.budget_bytes -= freed
+        self.unplanned_bytes += freed
+        log.info("%s were not in the plan: %d expert slots, %d fewer", format_bytes(over), left - 1, count)
+        return freed
 
     def _pages_to_keep(self, scheduler: Scheduler, total_bytes: int) -> int:
         """What runs needs, and of the prefix cache the part that the new budget is of the old one."""

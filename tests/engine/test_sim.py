@@ -165,6 +165,36 @@ def test_an_allocation_that_fails_in_a_resize_leaves_the_engine_serving(failing)
     served.close()
 
 
+def test_slots_give_way_to_what_no_plan_knew_and_once_is_enough():
+    """Kernels' code, graphs, gaps between tensors: the driver sees more than pools and weights."""
+    served = sim(moe_backend="offload")
+    device, memory = served.built.device, served.engine.memory
+    record, before = served.built.plan.memory.slot_bytes, (memory.num_slots, memory.budget_bytes)
+    gap = device.memory_bytes - sum(device.ledger.mapped.values())
+    device.faults.unplanned_bytes = gap + 3 * record - 1
+    assert device.over_bytes() == 3 * record - 1
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    served.submit("b", text_ids(served.built, 2, PROMPT), 16)
+    served.run()
+    assert served.engine.stats.jobs and device.over_bytes() == 0
+    assert (memory.num_slots, memory.budget_bytes) == (before[0] - 3, before[1] - 3 * record)
+    told = served.built.snapshot()["memory"]
+    assert told["planned_bytes"] == before[1] and told["taken_bytes"] <= device.memory_bytes
+    assert served.trace("a") == oracle()
+    served.close()
+
+
+def test_where_nothing_can_give_way_serving_goes_on(caplog):
+    served = sim(moe_backend="fused")
+    served.built.device.faults.unplanned_bytes = served.built.device.memory_bytes
+    assert served.engine.memory.hold(served.engine.scheduler) == 0
+    assert "no expert slots can give way" in caplog.text
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    served.run()
+    assert served.trace("a") == oracle()
+    served.close()
+
+
 def test_kv_grows_out_of_expert_slots_when_a_prompt_needs_it():
     served = sim(
         moe_backend="offload",
