@@ -82,7 +82,7 @@ class Server:
         return answer
 
     def try_out(self) -> None:
-        """A completion of two tokens. They may have no text: what is asked is no prompt of the model's own."""
+        """A completion of two tokens, which may have no text: the prompt is not of the model's own."""
         asked = {"prompt": "one two three", "cache_prompt": False}
         self._stream("/v1/completions", asked, 2, lambda: None)
 

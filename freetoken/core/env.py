@@ -3,6 +3,7 @@
 FREETOKEN_HOME        folder for config.toml, measured profiles and traces (default ~/.freetoken)
 FREETOKEN_<OPTION>    any option, in capitals: FREETOKEN_MOE_BACKEND=hybrid
 FREETOKEN_NATIVE_TIER instruction set: scalar, avx2, avx2_vnni, avx512, avx512_bf16, or off (no library)
+PYTORCH_CUDA_ALLOC_CONF, PYTORCH_ALLOC_CONF   how torch takes GPU memory; ours unless set
 OMP_WAIT_POLICY       how torch's threads wait; passive unless set, so that they leave the cores to ours
 NO_COLOR, TERM=dumb   plain terminal output
 HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME   where the hub's own tools keep downloaded models
@@ -31,6 +32,11 @@ def home() -> Path:
 def native_tier() -> str:
     """The instruction-set tier to use, `off` for none, empty for the best one."""
     return os.environ.get("FREETOKEN_NATIVE_TIER", "").strip().lower()
+
+
+def names_an_allocator() -> bool:
+    """Whether the user has said how torch shall take GPU memory."""
+    return any(os.environ.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
 
 
 def let_openmp_sleep() -> None:

@@ -8,7 +8,6 @@ that this process takes is told beside it.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 import weakref
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from freetoken.core import profile
+from freetoken.core import env, profile
 from freetoken.core.errors import CapacityError, ConfigError, DeviceError
 from freetoken.core.interfaces import Clock, Device, Event, Faults, Pool, Stream
 from freetoken.core.log import logger
@@ -256,7 +255,7 @@ class CudaDevice(Device):
 
 def _grow_in_place() -> None:
     """Let torch's memory grow where it lies: blocks of fixed sizes leave gaps (measured: 0.5 of 8 GiB)."""
-    if not os.environ.get("PYTORCH_CUDA_ALLOC_CONF") and not os.environ.get("PYTORCH_ALLOC_CONF"):
+    if not env.names_an_allocator():
         with contextlib.suppress(RuntimeError):  # too late: another program of this process has taken memory
             torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 

@@ -5,6 +5,7 @@ Knows no logits. Decides on what the host has read, so it runs after `collect` a
 
 from __future__ import annotations
 
+from freetoken.core.errors import DeviceError, FreeTokenError
 from freetoken.core.request import FinishReason, Request
 from freetoken.engine.sampler import Draw
 
@@ -73,3 +74,19 @@ def finish_reason(
     if request.num_output >= p.max_tokens or request.num_tokens >= limit:
         return FinishReason.LENGTH
     return None
+
+
+def broke_its_form() -> FreeTokenError:
+    return FreeTokenError(
+        "The answer can't follow the form that was asked for.",
+        code="grammar_failed",
+        hint="Simplify the schema or grammar, or raise the thinking budget.",
+    )
+
+
+def not_a_number() -> DeviceError:
+    return DeviceError(
+        "The model's output is not a number.",
+        code="nan_logits",
+        hint="Run ft verify; the checkpoint or a kernel is at fault.",
+    )

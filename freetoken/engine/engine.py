@@ -32,13 +32,21 @@ from freetoken.core.request import (
     Submit,
     TokenLogprob,
 )
-from freetoken.engine.drawing import accepts, finish_reason, next_draw, note_token
+from freetoken.engine.drawing import (
+    accepts,
+    broke_its_form,
+    finish_reason,
+    next_draw,
+    not_a_number,
+    note_token,
+)
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Plan
 from freetoken.engine.prefill import PrefillJob
 from freetoken.engine.runner import Launched, Runner
 from freetoken.engine.sampler import Sampled
 from freetoken.engine.scheduler import NeedsSync, Schedule, Scheduler, Work
+from freetoken.engine.segments import segment_of
 from freetoken.engine.stats import EngineStats
 from freetoken.kernels._triton import compilations
 
@@ -60,7 +68,7 @@ class _Resize:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Tokens that nobody has read yet. is_step: of a step that `Runner.launch` began, not of a prompt's job."""
+    """Tokens that nobody has read yet. is_step: `Runner.launch` began it; a prompt's job is no step."""
 
     requests: tuple[Request, ...]
     sampled: Sampled
@@ -254,7 +262,7 @@ class Engine:
         self._advance_job(interpose=bool(schedule.batch))
         launched = None
         if schedule.batch:
-            launched = self.runner.launch([self._segment(w) for w in schedule.batch])
+            launched = self.runner.launch([segment_of(w) for w in schedule.batch])
             self.scheduler.launched(schedule.batch)
         self._due = None
         self._collect()
@@ -284,28 +292,6 @@ class Engine:
                 work.request.queued_s = now - work.request.arrived_s
         return schedule
 
-    def _segment(self, work: Work) -> Segment:
-        r = work.request
-        ids = r.token_ids[work.start : work.start + work.num_tokens]
-        if work.start + work.num_tokens > r.num_tokens:
-            ids = np.full(1, -1, np.int32)
-        anchors: tuple[int, ...] = ()
-        if work.num_tokens > 1:
-            cuts = (*r.submit.anchor_positions, *(position for position, _ in work.saves))
-            anchors = tuple(a for a in cuts if work.start < a < work.start + work.num_tokens)
-        return Segment(
-            ids,
-            work.start,
-            tuple(r.page_ids),
-            state_id=max(r.state_id, 0),
-            row=r.row,
-            wants_logits=work.wants_logits,
-            anchors=anchors,
-            saves=work.saves,
-            request=r.number,
-            is_decode=work.start >= r.num_prompt and work.num_tokens == 1,
-        )
-
     def _sample(self, works: Sequence[Work], launched: Launched, started: float) -> None:
         wanted = [w.request for w in works if w.wants_logits]
         alive = [i for i, r in enumerate(wanted) if r.finish is None and self.scheduler.wants_token(r)]
@@ -334,7 +320,7 @@ class Engine:
             if request.finish is not None:
                 continue
             if token.is_bad:
-                self._fail(request, _not_a_number())
+                self._fail(request, not_a_number())
                 continue
             count += 1
             self._deliver(request, token.token_id, token.logprob)
@@ -347,7 +333,7 @@ class Engine:
 
     def _deliver(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
         if not accepts(request, token_id, self.eos_ids):
-            self._fail(request, _broke_its_form())
+            self._fail(request, broke_its_form())
             return
         note_token(request, token_id)
         reason = finish_reason(request, token_id, self.eos_ids, self.plan.max_model_len)
@@ -377,7 +363,7 @@ class Engine:
     def _start_job(self, works: tuple[Work, ...]) -> None:
         self.stats.jobs += 1
         self._job_works = works
-        segments = [self._segment(w) for w in works]
+        segments = [segment_of(w) for w in works]
         self.on_job(segments)
         self._job = PrefillJob(self.runner, segments, self.scheduler.limits.chunk_tokens)
 
@@ -496,19 +482,3 @@ class Engine:
             )
             for request in list(self.scheduler.waiting):
                 self._fail(request, self.error)
-
-
-def _broke_its_form() -> FreeTokenError:
-    return FreeTokenError(
-        "The answer can't follow the form that was asked for.",
-        code="grammar_failed",
-        hint="Simplify the schema or grammar, or raise the thinking budget.",
-    )
-
-
-def _not_a_number() -> DeviceError:
-    return DeviceError(
-        "The model's output is not a number.",
-        code="nan_logits",
-        hint="Run ft verify; the checkpoint or a kernel is at fault.",
-    )

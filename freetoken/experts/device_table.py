@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from freetoken.core.errors import CapacityError
-from freetoken.core.interfaces import Event, ExpertStats
+from freetoken.core.expert_stats import ExpertStats
+from freetoken.core.interfaces import Event
 from freetoken.core.log import logger
 from freetoken.experts.gpu_support import POLICIES, check_policy, device_record
 from freetoken.experts.setup import ExpertSetup

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from freetoken.core.expert_stats import ExpertStats
 from freetoken.core.interfaces import (
     Device,
     ExpertBackend,
-    ExpertStats,
     Numerics,
     Policy,
     Routing,

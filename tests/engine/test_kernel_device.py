@@ -101,7 +101,7 @@ def test_the_hosts_help_stays_within_its_rounding(backend: str, on: str, fused: 
 
 
 def test_a_prompt_that_is_done_ends_no_step_of_another(on: str) -> None:
-    """Who answers the device sleeps once all announced steps are over; a prompt's own pass is none of them."""
+    """Who answers the device sleeps once all announced steps are over; a prompt's pass is none of them."""
     built = opened(on, moe_backend="offload", moe_cache_size=12)
     served, experts = Served(built), built.engine.runner.experts
     under_way, least, wake, end_step = [0], [0], experts.wake, experts.end_step

@@ -18,7 +18,8 @@ from freetoken.cache.context_cache import ContextCache
 from freetoken.cache.null import NullCache
 from freetoken.cache.pages import UnitAllocator
 from freetoken.core.batch import Batch
-from freetoken.core.interfaces import Device, ExpertBackend, ExpertStats, Model, Routing
+from freetoken.core.expert_stats import ExpertStats
+from freetoken.core.interfaces import Device, ExpertBackend, Model, Routing
 from freetoken.core.machine import preset
 from freetoken.core.model_config import LayerSpec, ModelConfig, MoESpec
 from freetoken.core.options import Options

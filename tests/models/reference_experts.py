@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from freetoken.core.batch import Batch
-from freetoken.core.interfaces import Biases, ExpertBackend, ExpertSink, ExpertStats, Routing
+from freetoken.core.expert_stats import ExpertStats
+from freetoken.core.interfaces import Biases, ExpertBackend, ExpertSink, Routing
 from freetoken.core.model_config import Activation
 from freetoken.kernels.expert_mlp import expert_mlp, sum_tiles
 

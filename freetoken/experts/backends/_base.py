@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from freetoken.core.batch import Batch
-from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
+from freetoken.core.expert_stats import ExpertStats
+from freetoken.core.interfaces import ExpertBackend, Routing
 from freetoken.experts.math import pieces
 from freetoken.experts.rows import Group, Ints, RowPlan, plan_rows
 from freetoken.experts.setup import ExpertSetup

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError, DeviceError
-from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
+from freetoken.core.expert_stats import ExpertStats
+from freetoken.core.interfaces import ExpertBackend, Routing
 from freetoken.experts.aside import Aside
 from freetoken.experts.device_io import make_block
 from freetoken.experts.device_stream import RING_SHARE, DeviceStream

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from freetoken.core.batch import Batch
 from freetoken.core.errors import WeightsError
-from freetoken.core.interfaces import ExpertBackend, ExpertStats, Routing
+from freetoken.core.expert_stats import ExpertStats
+from freetoken.core.interfaces import ExpertBackend, Routing
 
 
 class NoExperts(ExpertBackend):
