@@ -167,7 +167,7 @@ class LLM:
             built = build(options, note, early=early, heat=env.home() / "heat" if early else None)
             built.watch.add("imports", imported)
             with built.watch.part("self_test"):
-                built.engine.self_test(lambda: note("preparing kernels for this GPU", 99))
+                built.engine.self_test(lambda what: note(what, 99))
             if taken := built.device.taken_bytes():
                 planned = format_bytes(built.snapshot()["memory"]["planned_bytes"])
                 log.info("GPU memory: %s planned, the driver sees %s", planned, format_bytes(taken))

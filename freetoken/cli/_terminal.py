@@ -130,7 +130,7 @@ def _numeric(text: str) -> bool:
 class Progress:
     """Load progress: one line that moves on a terminal; elsewhere one line per phase, or nothing.
 
-    Is the `progress` callable of the engine: phase, percent 0..100.
+    Is the `progress` callable of the engine: phase, percent 0..100. `phase (12 of 70)` is the same phase.
     """
 
     def __init__(self, out: Terminal, *, plain_lines: bool = False) -> None:
@@ -144,11 +144,12 @@ class Progress:
 
     def __call__(self, phase: str, percent: int) -> None:
         now = time.monotonic()
-        if phase != self._phase:
+        name = phase.partition(" (")[0]
+        if name != self._phase:
             self._close(now)
-            self._phase, self._since = phase, now
+            self._phase, self._since = name, now
             if self.plain_lines and not self.out.live:
-                self.out.line(f"  {percent:3d} %  {phase}")
+                self.out.line(f"  {percent:3d} %  {name}")
         filled = max(0, min(20, percent // 5))
         bar = "#" * filled + "." * (20 - filled)
         self.out.transient(f"  [{bar}] {percent:3d} %  {phase}  {now - self.started:.1f} s")

@@ -152,6 +152,7 @@ class Device(abc.ABC):
     in_host_memory  what it holds is taken from the host's memory all the same
     run_ahead       launching a step before the last one is read pays
     kernels         has kernels that decide residency themselves; captures: decode steps are replayed
+    compiles        compiles a kernel when it is first launched
     locks_memory    only copies to and from host memory that is locked (`pin`) leave the caller free meanwhile
     memory_bytes    what this process may take of it in all; beside_bytes: of it the driver's own, which no
                     pool can have
@@ -168,6 +169,7 @@ class Device(abc.ABC):
     run_ahead: bool = True
     kernels: bool = False
     captures: bool = False
+    compiles: bool = False
     locks_memory: bool = False
     memory_bytes: int = 0
     beside_bytes: int = 0

@@ -84,7 +84,7 @@ class CudaStream(Stream):
 
 class CudaDevice(Device):
     name = "cuda"
-    kernels = captures = locks_memory = True
+    kernels = captures = compiles = locks_memory = True
 
     def __init__(self, index: int = 0, memory_bytes: int = 0) -> None:
         nvml, driver = open_nvml(), open_driver()

@@ -43,6 +43,7 @@ from freetoken.engine.drawing import (
 from freetoken.engine.memory import Memory
 from freetoken.engine.plan import Plan
 from freetoken.engine.prefill import PrefillJob
+from freetoken.engine.rehearsal import PREPARING, prepare_kernels
 from freetoken.engine.runner import Launched, Runner
 from freetoken.engine.sampler import Sampled
 from freetoken.engine.scheduler import NeedsSync, Schedule, Scheduler, Work
@@ -117,21 +118,24 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="freetoken-engine", daemon=True)
         self._thread.start()
 
-    def self_test(self, tell: Callable[[], None] = lambda: None) -> None:
+    def self_test(self, tell: Callable[[str], None] = lambda what: None, *, ahead: bool = True) -> None:
         """Draw one real token before `start`, through every part that serving uses.
 
         Raises what went wrong; nothing of it stays in the counters. Where kernels are compiled when they
         are first used, that is now and not at somebody's first request: a long prompt and a decode step.
-        tell is called after each; the first time on a new card all of them take a minute or more.
+        tell hears of each; the first time on a new card all of them take a minute of CPU time or more.
+        ahead: compile them beside each other first, not one by one.
         """
         length, tokens = (2, 1) if not self.device.kernels else (SELF_TEST_PROMPT, 3)
         length = min(length, self.plan.max_model_len - 4)
+        if self.device.compiles and ahead:
+            prepare_kernels(self.runner, self.scheduler, length, tell)
         self._accept(
             Submit(
                 "self-test", np.zeros(length, np.int32), SamplingParams(temperature=0.0, max_tokens=tokens)
             )
         )
-        with compilations(tell):
+        with compilations(lambda: tell(PREPARING)):
             while not self.idle:
                 self.step()
         self.memory.hold(self.scheduler)

@@ -104,6 +104,14 @@ class Runner:
             self.experts.wake()
             return Launched(batch, self.model.forward(batch, self.experts))
 
+    def rehearse(self, segments: Sequence[Segment]) -> None:
+        """The forward that `launch` runs, without capturing it."""
+        with torch.inference_mode():
+            if isinstance(self._graphs, DecodeGraphs) and self._graphs.fits(segments):
+                self._graphs.rehearse(self.device.bucket(len(segments)))
+            else:
+                self.model.forward(self.fill(segments), self.experts)
+
     def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Sampled:
         """Draw from the given logit rows only: what ended meanwhile is not sampled."""
         with torch.inference_mode():

@@ -109,7 +109,7 @@ class Scheduler:
         self._job: tuple[Work, ...] = ()
         self.refused: list[Request] = []
         self.num_preemptions = 0
-        self._wants_job = wants_job
+        self.wants_job = wants_job
         self._grow_pages = grow_pages
 
     # --- arrivals and departures ---
@@ -174,7 +174,7 @@ class Scheduler:
         self._admit()
         decodes = self._grown_decodes(in_flight)
         prefills = [r for r in self.running if self._is_prefill(r) and r.id not in self.in_job]
-        jobs = [r for r in prefills if self._wants_job(r.num_tokens - r.num_computed)]
+        jobs = [r for r in prefills if self.wants_job(r.num_tokens - r.num_computed)]
         riders = [r for r in prefills if r not in jobs]
         parts = self._grown_prefills(riders, self.limits.chunk_tokens, in_flight)
         job_parts = {} if job_active else self._grown_prefills(jobs, self.limits.macro_tokens, in_flight)

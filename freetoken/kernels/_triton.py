@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,10 +87,22 @@ class Launch:
     registers: int = 0
 
     def __call__(self) -> None:
+        taker = TAKER.get()
+        if taker is None:
+            self.run()
+        else:
+            taker(self)
+
+    def run(self, *, warmup: bool = False) -> None:
+        """warmup: have the kernel ready, launch nothing."""
         options = {"num_warps": self.warps, "num_stages": self.stages}
         if self.registers:
             options["maxnreg"] = self.registers
-        self.kernel[self.grid](*self.args, **self.consts, **options)
+        self.kernel.run(*self.args, grid=self.grid, warmup=warmup, **self.consts, **options)
+
+
+TAKER: ContextVar[Callable[[Launch], None] | None] = ContextVar("taker", default=None)
+"""Who gets the launches of this context instead of the device: a rehearsal (`kernels._rehearsal`)."""
 
 
 @dataclass(frozen=True)

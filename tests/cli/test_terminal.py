@@ -62,6 +62,15 @@ def test_progress_names_each_phase_once_in_a_pipe() -> None:
     assert progress.seconds >= 0
 
 
+def test_a_count_in_brackets_is_no_other_phase() -> None:
+    pipe = io.StringIO()
+    progress = Progress(Terminal(pipe), plain_lines=True)
+    for done in (1, 2, 3):
+        progress(f"kernels ({done} of 3)", 99)
+    progress("ready", 100)
+    assert pipe.getvalue() == "   99 %  kernels\n  100 %  ready\n"
+
+
 def test_a_narrow_code_page_shows_what_it_can() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")

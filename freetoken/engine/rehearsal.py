@@ -1,0 +1,75 @@
+"""The steps before a first token, rehearsed: their kernels are compiled beside each other, not one by one.
+
+Runs the code of a prompt's and of a decode step's forward on the pages and states that nobody owns, while
+launches are taken (`kernels._rehearsal`). Knows no request. Invariant: nothing that serving reads changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from freetoken.core.batch import DUMMY_PAGE, DUMMY_STATE, Segment
+from freetoken.core.log import logger
+from freetoken.engine.prefill import PrefillJob, split_segments
+from freetoken.engine.runner import Runner
+from freetoken.engine.scheduler import Scheduler
+from freetoken.kernels._rehearsal import Rehearsal, rehearse
+from freetoken.native.topology import default_threads
+
+log = logger("engine")
+PREPARING = "preparing kernels for this GPU"
+MOST_WORKERS = 8
+"""A sixth of each compilation holds Python's lock: more threads would wait for each other."""
+
+
+def prepare_kernels(
+    runner: Runner,
+    scheduler: Scheduler,
+    length: int,
+    tell: Callable[[str], None] = lambda what: None,
+    workers: int | None = None,
+) -> Rehearsal | None:
+    """Have ready what a prompt of `length` tokens and a step that decodes one sequence need.
+
+    tell      hears how many of how many kernels are ready
+    workers   threads that compile (default: one a core, up to MOST_WORKERS)
+    """
+    limits, as_job = scheduler.limits, scheduler.wants_job(length)
+    prompt = _dead_prompt(length, limits.page_size)
+
+    def steps(rehearsal: Rehearsal) -> None:
+        runner.rehearse([replace(prompt, token_ids=prompt.token_ids[:1])])
+        # An earlier start compiled them, and the prompt's too: those are read as fast when they are launched.
+        if rehearsal.found_all():
+            return
+        if as_job:
+            _run_job(PrefillJob(runner, [prompt], limits.chunk_tokens))
+        else:
+            for chunk in split_segments([prompt], limits.chunk_tokens):
+                runner.rehearse(chunk)
+
+    def count(done: int, of: int) -> None:
+        tell(f"{PREPARING} ({done} of {of})")
+
+    done = rehearse(steps, workers or min(default_threads(), MOST_WORKERS), count)
+    if done is not None:
+        what = (done.asked, done.compiled, done.failed)
+        log.debug("%d kernels were asked for ahead, %d compiled, %d failed", *what)
+    return done
+
+
+def _dead_prompt(tokens: int, page_size: int) -> Segment:
+    """Nobody's prompt: its pages and its state are the dummies."""
+    pages = (DUMMY_PAGE,) * (tokens // page_size + 1)
+    return Segment(np.zeros(tokens, np.int32), 0, pages, DUMMY_STATE, row=0)
+
+
+def _run_job(job: PrefillJob) -> None:
+    try:
+        while job.advance():
+            pass
+    finally:
+        job.close()

@@ -1,0 +1,138 @@
+"""Kernels compiled ahead of the first token are those that it launches: none is missing, none in vain.
+
+The engine runs on a CPU, asks Triton for what it would ask for on the card, and the compiler is a stand-in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton.compiler
+
+from freetoken.bench import synth
+from freetoken.core.options import Options
+from freetoken.core.units import MIB
+from freetoken.engine import rehearsal
+from freetoken.engine.build import build
+from freetoken.native.library import library
+from tests.bench.makers import run_bench
+from tests.experts.device_build import KernelCpu
+from tests.kernels.pretend_card import Card, Unmade, plugged_in, use_both_makers
+
+needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
+MEMORY = 192 * MIB
+BACKENDS = {
+    "fused": {"moe_backend": "fused"},
+    "offload": {"moe_backend": "offload", "moe_cache_rate": 0.3},
+    "hybrid": {"moe_backend": "hybrid", "moe_cache_rate": 0.3},
+    "cpu": {"moe_backend": "cpu"},
+}
+LAYER_BY_LAYER = {"prefill_gap_ms": 0.0}
+
+
+class CompilingCpu(KernelCpu):
+    compiles = True
+
+
+class CapturingCpu(CompilingCpu):
+    captures = True
+
+    def bucket(self, rows: int) -> int:
+        return 1 << max(0, rows - 1).bit_length()
+
+
+class Replay:
+    """Stands for a captured graph on a device that has computed while it was captured."""
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 0
+
+    def replay(self) -> None: ...
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    use_both_makers(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Replay)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **how: contextlib.nullcontext())
+    with plugged_in() as found:
+        yield found
+
+
+@dataclass
+class Start:
+    """A self-test: kernels compiled ahead, kernels compiled when they were launched, what was told."""
+
+    ahead: list[tuple] = field(default_factory=list)
+    late: list[tuple] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    launched: set[str] = field(default_factory=set)
+
+
+def start(card: Card, monkeypatch: pytest.MonkeyPatch, device: KernelCpu, **wishes) -> Start:
+    compiler, found = Unmade(card), Start()
+    monkeypatch.setattr(triton.compiler, "compile", compiler)
+    built = build(Options(**wishes), device=device)
+    prepare = rehearsal.prepare_kernels
+
+    def watched(*args):
+        before = len(compiler.made)
+        done = prepare(*args)
+        found.ahead = compiler.made[before:]
+        compiler.made.clear()
+        card.launched.clear()
+        return done
+
+    monkeypatch.setattr("freetoken.engine.engine.prepare_kernels", watched)
+    try:
+        built.engine.self_test(found.told.append)
+    finally:
+        built.close()
+        compiler.forget()
+    found.late, found.launched = list(compiler.made), set(card.launched)
+    return found
+
+
+def check(found: Start) -> None:
+    assert found.ahead and not found.late, [name for name, *_ in found.late]
+    assert found.launched == {name for name, *_ in found.ahead}, "asked for in vain"
+    twice = [one for one in found.ahead if found.ahead.count(one) > 1]
+    assert not twice
+    total = len(found.ahead)
+    assert found.told == [f"{rehearsal.PREPARING} ({done} of {total})" for done in range(1, total + 1)]
+
+
+@needs_native
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("device", [CompilingCpu, CapturingCpu])
+def test_the_demo_model_compiles_nothing_after_its_rehearsal(device, backend, card, monkeypatch) -> None:
+    check(start(card, monkeypatch, device(MEMORY), **BACKENDS[backend], **LAYER_BY_LAYER))
+
+
+@pytest.mark.parametrize("chunk", [64, 2048])
+def test_a_prompt_that_goes_in_steps_compiles_nothing_after_its_rehearsal(chunk, card, monkeypatch) -> None:
+    check(start(card, monkeypatch, CapturingCpu(MEMORY), moe_backend="fused", max_prefill_length=chunk))
+
+
+@pytest.mark.parametrize(
+    ("geometry", "fmt"),
+    [
+        ("qwen3-30b-a3b", "bf16"),
+        ("qwen3-30b-a3b", "fp8"),
+        ("qwen3.6-35b-a3b", "nvfp4"),
+        ("gpt-oss-120b", "mxfp4"),
+    ],
+)
+def test_other_models_compile_nothing_after_their_rehearsal(
+    geometry, fmt, card, monkeypatch, tmp_path
+) -> None:
+    model, words = tmp_path / "m", ("--geometry", geometry, "--format", fmt, "--tiny", "--no-measure")
+    run_bench(synth, "--out", model, "--layers", 4, *words)
+    wishes = {"model": str(model), **BACKENDS["offload"], **LAYER_BY_LAYER}
+    check(start(card, monkeypatch, CapturingCpu(MEMORY), **wishes))
