@@ -22,7 +22,7 @@ from freetoken.native.topology import default_threads
 log = logger("engine")
 PREPARING = "preparing kernels for this GPU"
 MOST_WORKERS = 8
-"""A sixth of each compilation holds Python's lock: more threads would wait for each other."""
+"""A quarter of each compilation holds Python's lock: more threads would wait for each other."""
 
 
 def prepare_kernels(
