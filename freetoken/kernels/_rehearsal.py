@@ -86,9 +86,9 @@ class Rehearsal:
             _log.debug("the rehearsal of kernels ended early: %s", error, exc_info=True)
         try:
             for done, future in enumerate(as_completed(self._mode.raw_futures), 1):
-                if (error := future.exception()) is not None:
+                if (failure := future.exception()) is not None:
                     self.failed += 1
-                    _log.debug("a kernel could not be compiled ahead: %s", error)
+                    _log.debug("a kernel could not be compiled ahead: %s", failure)
                 tell(done, self.asked)
         except BaseException:
             for future in self._mode.raw_futures:
@@ -158,4 +158,4 @@ def _form(value: Any, varying: bool) -> Hashable:
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, int) and not isinstance(value, bool):
         return value.bit_length() < 32, not varying and (value == 1, value % 16 == 0)
-    return type(value)
+    return type(value).__name__

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 try:
-    import triton
+    import triton as triton
     import triton.language as tl
 except ImportError:
     triton = tl = None
