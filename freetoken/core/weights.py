@@ -33,18 +33,34 @@ Beside it, `codes` is a meta tensor: only its shape is true.
 PACKED = "packed"
 """The key of a matrix as `pack_matrix` writes it, uint8 [matrix_bytes]; `codes` as beside BLOCKS."""
 
-AS_IS, NIBBLES, RECIPROCAL = "", "nibbles", "reciprocal"
 
+class Lies(NamedTuple):
+    """How a stored tensor holds a part of a matrix [rows, columns].
 
-class Stored(NamedTuple):
-    """A tensor as it lies in a file.
-
-    part   of a coded matrix: `codes`, or what a dialect calls what scales them
-    form   AS_IS; NIBBLES: two codes a byte, the low one first; RECIPROCAL of the number that is meant
+    part     `codes`, or what a dialect calls what scales them; EIGHTS and SORTED hold nothing: they promise
+             that all numbers are 8, or that columns lie by group
+    packing  PLAIN; NIBBLES: two numbers a byte along a row, the low one first; FIELDS: words of a column of
+             eight rows, lowest first; SHUFFLED: the same, even rows first
+    turned   the tensor is [columns, rows]; of NIBBLES, words of eight neighbours of a row are its numbers
+    less     what was subtracted from each number
+    inverse  of the number that is meant
     """
 
     part: str
-    form: str
+    packing: str = ""
+    turned: bool = False
+    less: int = 0
+    inverse: bool = False
+
+
+PLAIN, NIBBLES, FIELDS, SHUFFLED = "", "nibbles", "fields", "shuffled"
+EIGHTS, SORTED = "eights", "sorted"
+
+
+class Stored(NamedTuple):
+    """A tensor as it lies in a file."""
+
+    lies: Lies
     dtype: torch.dtype
     num_bytes: int
     path: Path

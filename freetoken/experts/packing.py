@@ -75,7 +75,7 @@ class RecordSink(ExpertSink):
         one = self.layouts[layer]
         stored = [source.stored(name) for name in names]
         flat = [tensor for some in stored for tensor in some]
-        key = (layer, *(source.shape(name) for name in names), *(tensor[:4] for tensor in flat))
+        key = (layer, *(source.shape(name) for name in names), *(tensor[:3] for tensor in flat))
         if key not in self._layings:
             shapes = [source.shape(name) for name in names]
             right = shapes == [(one.expert_size, one.hidden)] * 2 + [(one.hidden, one.expert_size)]

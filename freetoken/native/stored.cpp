@@ -85,7 +85,6 @@ struct Numbers {
 };
 
 bool halves(const ft_step& s, const uint8_t* from, Numbers& out) {
-  const uint32_t size = s.numbers == FT_FROM_F32 ? 4 : 2;
   std::vector<float> wide((size_t)(s.rows * s.columns));
   float largest = 0.0f;
   bool plain = true;
@@ -93,7 +92,7 @@ bool halves(const ft_step& s, const uint8_t* from, Numbers& out) {
   size_t i = 0;
   for (int64_t r = 0; r < s.rows; r++)
     for (int64_t c = 0; c < s.columns; c++, i++) {
-      wide[i] = widened(from + r * s.row + c * size, s.numbers);
+      wide[i] = widened(from + r * s.row + c * s.column, s.numbers);
       if (!std::isfinite(wide[i])) return false;
       largest = std::fmax(largest, std::fabs(wide[i]));
       plain = plain && as_half(wide[i], half);
@@ -114,23 +113,54 @@ bool halves(const ft_step& s, const uint8_t* from, Numbers& out) {
   return true;
 }
 
+// Words that hold a column of eight rows, as a byte each, or as two a byte along the row.
+void fields(const ft_step& s, const uint8_t* from, uint8_t* out) {
+  const bool pairs = s.kind == FT_STEP_NIBBLES;
+  auto word = [&](int64_t r, int64_t c) {
+    uint32_t w;
+    std::memcpy(&w, from + r * s.row + c * s.column, 4);
+    return w;
+  };
+  for (int64_t r = 0; r < s.rows / 8; r++, out += 8 * s.columns)
+    for (int64_t c = 0; c < s.columns; c++) {
+      const uint32_t a = word(r, pairs ? 2 * c : c), b = pairs ? word(r, 2 * c + 1) : 0;
+      for (int i = 0; i < 8; i++) {
+        const uint32_t shift = 4 * (s.order >> (4 * i) & 15);
+        out[i * s.columns + c] = (uint8_t)((a >> shift & 15) + s.more + ((b >> shift & 15) << 4));
+      }
+    }
+}
+
+bool sorted(const ft_step& s, const uint8_t* at) {
+  std::vector<int32_t> values((size_t)s.columns);
+  std::memcpy(values.data(), at, values.size() * 4);
+  return std::is_sorted(values.begin(), values.end());
+}
+
 // False if they aren't what the step promises.
 bool made(const ft_step& s, const uint8_t* tensor, Numbers& out) {
   out.at = tensor + s.start;
   out.row = s.row;
   if (s.kind == FT_STEP_HALVES) return halves(s, out.at, out);
-  if (s.numbers != FT_AS_THEY_LIE) {
-    const int64_t size = s.numbers == FT_FROM_BF16 || s.numbers == FT_FROM_F16 ? 2 : 4;
+  if (s.kind == FT_STEP_SORTED) return sorted(s, out.at);
+  if (s.numbers == FT_TURNED || s.numbers == FT_FIELDS) {
+    out.own.resize((size_t)(s.rows * s.columns));
+    if (s.numbers == FT_FIELDS) fields(s, out.at, out.own.data());
+    else ft_transpose(4, out.at, (uint64_t)s.row, out.own.data(), (uint64_t)s.columns, s.columns / 4, s.rows);
+    out.at = out.own.data();
+    out.row = s.columns;
+  } else if (s.numbers != FT_AS_THEY_LIE) {
     out.own.resize((size_t)(4 * s.rows * s.columns));
     uint8_t* to = out.own.data();
     for (int64_t r = 0; r < s.rows; r++)
       for (int64_t c = 0; c < s.columns; c++, to += 4) {
-        const float value = widened(out.at + r * s.row + c * size, s.numbers);
+        const float value = widened(out.at + r * s.row + c * s.column, s.numbers);
         std::memcpy(to, &value, 4);
       }
     out.at = out.own.data();
     out.row = 4 * s.columns;
   }
+  if (s.kind == FT_STEP_EIGHTS) return std::all_of(out.own.begin(), out.own.end(), [](uint8_t v) { return v == 8; });
   const int64_t line = s.columns * s.item;
   if (out.row == line) return finite(s.finite, out.at, s.rows * line);
   for (int64_t r = 0; r < s.rows; r++)
@@ -238,6 +268,7 @@ FT_API int ft_lay(const ft_step* steps, int count, const uint8_t* const* tensors
       const Numbers& from = numbers[i];
       if (s.kind == FT_STEP_CODES) lay_codes(s, from, shape, tile, out);
       else if (s.kind == FT_STEP_NIBBLES) lay_nibbles(s, from, shape, tile, out);
+      else if (s.kind == FT_STEP_EIGHTS || s.kind == FT_STEP_SORTED) continue;
       else if (s.kind == FT_STEP_SINGLE) std::memcpy(out + s.offsets[0], from.at, s.item);
       else lay_part(s, from, shape[1], tile, out);
       if (s.kind == FT_STEP_HALVES) std::memcpy(out + s.offsets[1], &from.whole, 4);

@@ -14,17 +14,25 @@ enum ft_step_kind {
   FT_STEP_PART = 1,   /* a grid of numbers; down's is transposed */
   FT_STEP_SINGLE = 2, /* one number for a matrix */
   FT_STEP_HALVES = 3, /* a grid as float16, and the power of two that all of it was divided by, as float32 */
-  FT_STEP_NIBBLES = 4 /* rows of two codes a byte, the low one first, into words of four */
+  FT_STEP_NIBBLES = 4, /* rows of two codes a byte, the low one first, into words of four */
+  FT_STEP_EIGHTS = 5, /* nothing is laid: all must be 8 */
+  FT_STEP_SORTED = 6  /* likewise: int32, none smaller than the one before */
 };
-enum ft_numbers { FT_AS_THEY_LIE = 0, FT_FROM_BF16 = 1, FT_FROM_F16 = 2, FT_FROM_F32 = 3, FT_RECIPROCAL = 4 };
+enum ft_numbers {
+  FT_AS_THEY_LIE = 0, FT_FROM_BF16 = 1, FT_FROM_F16 = 2, FT_FROM_F32 = 3, FT_RECIPROCAL = 4,
+  FT_TURNED = 5, /* words of eight neighbours of a row lie one below the other */
+  FT_FIELDS = 6  /* words hold a column of eight rows, four bits each */
+};
 enum ft_finite { FT_ANY = 0, FT_FINITE_E4M3 = 1, FT_FINITE_F16 = 2, FT_FINITE_F32 = 3, FT_FINITE_E8M0 = 4 };
 
 typedef struct ft_step {
   uint32_t kind, tensor; /* which of the stored tensors */
-  uint32_t numbers;      /* what becomes of them; all but the first give float32, or halves */
+  uint32_t numbers;      /* what becomes of them; from types and reciprocals: float32, or halves */
   uint32_t finite;       /* what the result must be */
   uint32_t item, down;   /* bytes of a number in the tile */
-  int64_t start, row;    /* bytes: to the first row, from row to row */
+  uint32_t order, more;  /* of fields: the four bits of order that say which one a row's is; what is added to it */
+  int64_t start, row;    /* bytes: to the first row, from row to row (of fields: of eight rows, or words turned) */
+  int64_t column;        /* likewise from column to column */
   int64_t rows, columns; /* of the grid; of codes, rows and bytes of one (item 1) */
   int64_t span, lines;   /* of I: what one line of a part covers, and the lines of a tile */
   int64_t offsets[2];    /* in a tile: of planes, or of the part and of its power of two */

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from freetoken.native.library import library
 from freetoken.native.unblock import Blocks
 
-CODES, PART, SINGLE, HALVES, NIBBLES = range(5)
-AS_THEY_LIE, FROM_BF16, FROM_F16, FROM_F32, RECIPROCAL = range(5)
+CODES, PART, SINGLE, HALVES, NIBBLES, EIGHTS, SORTED = range(7)
+AS_THEY_LIE, FROM_BF16, FROM_F16, FROM_F32, RECIPROCAL, TURNED, FIELDS = range(7)
 ANY, E4M3, F16, F32, E8M0 = range(5)
 _SPAN = struct.Struct("iiqqqQ")
 
@@ -29,8 +29,11 @@ class Step(ctypes.Structure):
         ("finite", ctypes.c_uint32),
         ("item", ctypes.c_uint32),
         ("down", ctypes.c_uint32),
+        ("order", ctypes.c_uint32),
+        ("more", ctypes.c_uint32),
         ("start", ctypes.c_int64),
         ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
         ("span", ctypes.c_int64),

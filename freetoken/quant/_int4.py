@@ -19,7 +19,8 @@ class Int4(LevelFormat):
     """Groups of `group`; with `zeros`, each has a zero of its own."""
 
     error = 0.13
-    halves = ("scales", "d", "whole")
+    adopts = {"d": "scales", "zero": "zeros"}
+    halves = ("d", "whole")
 
     def __init__(self, group: int, zeros: bool) -> None:
         self.name = f"int4_zp_g{group}" if zeros else f"int4_g{group}"

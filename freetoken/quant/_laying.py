@@ -35,6 +35,8 @@ _WIDENED = {
     torch.float16: native.FROM_F16,
     torch.float32: native.FROM_F32,
 }
+_ORDERS = {weights.FIELDS: 0x76543210, weights.SHUFFLED: 0x73625140}
+"""The field of each of eight rows, that of the first in the lowest four bits."""
 _BYTES = {torch.uint8, torch.int8, torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 
@@ -71,14 +73,16 @@ class LaidFormat(WeightFormat):
     planes  bits of a code that each plane holds, lowest first
     words   rows hold codes as 16-bit words of which one digit spans 32 elements; False: bytes as they come
     never   kinds of parts, or of codes, of which a value is no number though their type is an integer's
-    halves  what `adopt` takes apart: (scales of a checkpoint, float16 part, power of two for all of it)
+    adopts  parts that a checkpoint's tensors have by another name, and that name
+    halves  a float16 part, and the part that is a power of two for all of it: `adopt` makes both of one
     """
 
     planes: tuple[int, ...] = (4,)
     words = True
     parts: tuple[Part, ...] = ()
     never: Mapping[str, str] = {}
-    halves: tuple[str, str, str] = ("", "", "")
+    adopts: Mapping[str, str] = {}
+    halves: tuple[str, str] = ("", "")
 
     @abc.abstractmethod
     def streams(self, w: int, h: int, matrices: Sequence[str] = MATRICES) -> Iterator[Stream]:
@@ -111,7 +115,7 @@ def laying(
     whole = {GATE: (size, hidden), UP: (size, hidden), DOWN: (hidden, size)}
     number = itertools.count()
     mine = {
-        name: {one.part: (next(number), one) for one in some}
+        name: {one.lies.part: (next(number), one) for one in some}
         for name, some in zip(whole, stored, strict=True)
     }
     steps: list[native.Step] = []
@@ -145,35 +149,32 @@ class _Matrix:
 
     def steps(self, stored: Mapping[str, tuple[int, Stored]]) -> list[native.Step]:
         """A step for each stored tensor; _Unknown if one has none, or lacks."""
-        scales, main, power = self.fmt.halves
-        names = {part.name: scales if part.name == main else part.name for part in self.fmt.parts}
-        names.pop(power, None)
-        if stored.keys() != {"codes", *names.values()}:
+        names = {part: self.fmt.adopts.get(part.name, part.name) for part in self.fmt.parts}
+        names = {part: name for part, name in names.items() if part.name != self.fmt.halves[1]}
+        promised = stored.keys() & {weights.EIGHTS, weights.SORTED}
+        if stored.keys() - promised != {"codes", *names.values()}:
             raise _Unknown
         found = [self._codes(*stored["codes"])]
-        for part in self.fmt.parts:
-            if part.name in names:
-                found.append(self._part(part, *stored[names[part.name]]))
-        return found
+        found += [self._part(part, *stored[name]) for part, name in names.items()]
+        return found + [self._promise(*stored[name]) for name in sorted(promised)]
 
     def _codes(self, tensor: int, one: Stored) -> native.Step:
         rows, columns = self.shape
         planes = [s.offset for s in self.streams if s.part is None]
         step = native.Step(tensor=tensor, item=1, down=self.down, rows=rows)
         step.offsets[: len(planes)] = planes
-        if one.form == weights.NIBBLES:
+        if one.lies.packing:
             # A word has four digits, a byte two neighbours; a step of down is a dword of eight columns.
             if self.fmt.planes != (4,) or not self.fmt.words or columns % 32 or self.width % 8:
                 raise _Unknown
-            step.kind, step.row = native.NIBBLES, columns // 2
-        else:
-            blocks = byte_codes(self.width if self.down else columns, self.fmt.planes, self.fmt.words)
-            if one.form != weights.AS_IS or one.dtype not in _BYTES or blocks is None:
-                raise _Unknown
-            step.kind, step.row, step.blocks = native.CODES, columns, blocks
-            step.finite = _FINITE.get(self.fmt.never.get("codes"), native.ANY)
-        step.columns = step.row
-        return _sized(step, one, rows * step.row)
+            step.kind, step.columns = native.NIBBLES, columns // 2
+            return _lying(step, one, columns)
+        blocks = byte_codes(self.width if self.down else columns, self.fmt.planes, self.fmt.words)
+        if one.lies != weights.Lies("codes") or one.dtype not in _BYTES or blocks is None:
+            raise _Unknown
+        step.kind, step.columns, step.blocks = native.CODES, columns, blocks
+        step.finite = _FINITE.get(self.fmt.never.get("codes"), native.ANY)
+        return _lying(step, one, columns)
 
     def _part(self, part: Part, tensor: int, one: Stored) -> native.Step:
         """Numbers as they lie, or made float32, or float16 and a power of two."""
@@ -182,40 +183,74 @@ class _Matrix:
         step = native.Step(
             tensor=tensor, item=part.dtype.itemsize, down=self.down, rows=rows, columns=columns
         )
-        step.row = columns * one.dtype.itemsize
         step.finite = _FINITE.get(self.fmt.never.get(part.name, part.dtype), native.ANY)
         step.offsets[0] = lying.offset
         if not part.columns:
             step.kind, step.offsets[0] = native.SINGLE, lying.offset + self.order * step.item
-        elif part.name == self.fmt.halves[1]:
-            power = self._stream(self.fmt.halves[2])
+        elif part.name == self.fmt.halves[0]:
+            power = self._stream(self.fmt.halves[1])
             step.kind, step.offsets[1] = native.HALVES, power.offset + self.order * 4
         else:
             step.kind = native.PART
         step.span, step.lines = (part.columns if self.down else part.rows), lying.height
-        step.numbers = self._numbers(part, step.kind, one)
-        return _sized(step, one, rows * step.row)
+        if not one.lies.packing:
+            step.numbers = _numbers(part, step.kind, one)
+        elif part.dtype != torch.uint8:
+            raise _Unknown
+        return _lying(step, one, columns)
+
+    def _promise(self, tensor: int, one: Stored) -> native.Step:
+        """What nothing is laid of."""
+        rows, columns = self.shape
+        step = native.Step(kind=native.SORTED, tensor=tensor, item=4, rows=1, columns=columns)
+        if one.lies.part == weights.EIGHTS:
+            # Each group of each row has one; how many groups there are, the part that is scaled says.
+            groups = next(p for p in self.fmt.parts if p.columns).grid(rows, columns)[1]
+            step.kind, step.item, step.rows, step.columns = native.EIGHTS, 1, rows, groups
+            if one.lies.packing not in _ORDERS:
+                raise _Unknown
+        elif one.lies.packing or one.dtype != torch.int32:
+            raise _Unknown
+        return _lying(step, one, step.columns)
 
     def _stream(self, name: str) -> Stream:
         return next(s for s in self.streams if s.part is not None and s.part.name == name)
 
-    @staticmethod
-    def _numbers(part: Part, kind: int, one: Stored) -> int:
-        """How they are turned into the part's."""
-        if one.form == weights.RECIPROCAL and (one.dtype, part.dtype) == (torch.float32, torch.float32):
-            return native.RECIPROCAL
-        if one.form == weights.AS_IS:
-            if kind == native.HALVES and one.dtype in _WIDENED:
-                return _WIDENED[one.dtype]
-            if one.dtype == part.dtype or {one.dtype, part.dtype} == {torch.uint8, torch.float8_e8m0fnu}:
-                return native.AS_THEY_LIE
-            if part.dtype == torch.float32 and one.dtype in _WIDENED:
-                return _WIDENED[one.dtype]
+
+def _numbers(part: Part, kind: int, one: Stored) -> int:
+    """How plain numbers are turned into the part's."""
+    if one.lies.less or one.lies.turned and kind != native.HALVES:
         raise _Unknown
+    if one.lies.inverse:
+        if (one.dtype, part.dtype) == (torch.float32, torch.float32):
+            return native.RECIPROCAL
+    elif kind == native.HALVES and one.dtype in _WIDENED:
+        return _WIDENED[one.dtype]
+    elif one.dtype == part.dtype or {one.dtype, part.dtype} == {torch.uint8, torch.float8_e8m0fnu}:
+        return native.AS_THEY_LIE
+    elif part.dtype == torch.float32 and one.dtype in _WIDENED:
+        return _WIDENED[one.dtype]
+    raise _Unknown
 
 
-def _sized(step: native.Step, one: Stored, num_bytes: int) -> native.Step:
-    if one.num_bytes != num_bytes:
+def _lying(step: native.Step, one: Stored, columns: int) -> native.Step:
+    """The step with the places of `columns` numbers a row, if the tensor is just as large as that."""
+    packing, rows = one.lies.packing, step.rows
+    if packing == weights.NIBBLES:
+        size, step.row, step.column = rows * columns // 2, columns // 2, 1
+        if one.lies.turned:
+            step.numbers, step.row = native.TURNED, 4 * rows
+    elif packing:
+        if one.dtype != torch.int32 or rows % 8:
+            raise _Unknown
+        size, step.numbers, step.more = rows * columns // 2, native.FIELDS, one.lies.less
+        step.order = _ORDERS[packing]
+        step.row, step.column = (4, rows // 2) if one.lies.turned else (4 * columns, 4)
+    else:
+        item = one.dtype.itemsize
+        size = rows * columns * item
+        step.row, step.column = (item, rows * item) if one.lies.turned else (columns * item, item)
+    if one.num_bytes != size:
         raise _Unknown
     return step
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import CodedMatrix, Fetched, Stored, WeightSource
+from freetoken.core.weights import CodedMatrix, Fetched, Lies, Stored, WeightSource
 from freetoken.weights.names import canonical
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -52,7 +52,7 @@ class Scheme:
     groups   of these, the one that names each column's group: columns are sorted by it (act-order)
     ignores  roles that a weight doesn't depend on, as scales of activations
     refuses  role -> why a module with it can't be read
-    lies     role -> (part of the coded matrix, form): tensors that `codes` does nothing else to
+    lies     (config) -> of what role a tensor is: `codes` does nothing else to those
     plain    ending of the name that the matrix has when it is not coded
     """
 
@@ -63,7 +63,7 @@ class Scheme:
     groups: str = ""
     ignores: tuple[str, ...] = ()
     refuses: Mapping[str, str] = field(default_factory=dict)
-    lies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    lies: Callable[[Raw], Mapping[str, Lies]] = lambda raw: {}
     plain: str = ".weight"
 
     @functools.cached_property
@@ -118,6 +118,7 @@ class DialectSource(WeightSource):
         self._modules: dict[str, _Module] = {}
         # Tens of thousands of modules have a handful of shapes: each is judged once.
         self._forms: dict[tuple[Any, ...], Form | Unreadable] = {}
+        self._lies = {id(scheme): scheme.lies(raw) for scheme in dialect.schemes}
         try:
             dialect.check(raw)
         except Unreadable as why:
@@ -234,13 +235,12 @@ class DialectSource(WeightSource):
         module = self._modules.get(name)
         if module is None:
             return self._source.stored(name)
-        found, lies = [], module.scheme.lies
+        found, lies = [], self._lies[id(module.scheme)]
         for role in module.roles:
             lying = self._source.stored(module.base + role)
             if len(lying) != 1 or role not in lies:
                 return ()
-            part, form = lies[role]
-            found.append(Stored(part, form, *lying[0][2:]))
+            found.append(lying[0]._replace(lies=lies[role]))
         return tuple(found)
 
     def fetch(self, some: Sequence[Stored]) -> Fetched | None:

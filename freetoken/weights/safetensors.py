@@ -24,7 +24,7 @@ from torch import Tensor
 from freetoken.core.errors import WeightsError, nearest
 from freetoken.core.interfaces import WeightSource
 from freetoken.core.log import logger
-from freetoken.core.weights import AS_IS, Fetched, Stored
+from freetoken.core.weights import Fetched, Lies, Stored
 from freetoken.weights.files import Files
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -49,6 +49,7 @@ _DTYPES = {
 
 
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_PLAIN = Lies("")
 _METADATA = "__metadata__"
 _FIELDS = (b'"dtype"', b'"shape"', b'"data_offsets"')
 
@@ -204,7 +205,7 @@ class SafetensorsSource(WeightSource):
 
     def stored(self, name: str) -> tuple[Stored, ...]:
         e = self._find(name)
-        return (Stored("", AS_IS, e.dtype, e.num_bytes, e.path, e.offset),)
+        return (Stored(_PLAIN, e.dtype, e.num_bytes, e.path, e.offset),)
 
     def fetch(self, some: Sequence[Stored]) -> Fetched | None:
         return self._files.fetch(some)

@@ -24,8 +24,8 @@ from tests.weights.dialect_writers import WRITERS, code
 
 pytestmark = pytest.mark.skipif(not unblock.available(), reason="the native library is not built")
 FAMILY = qwen3_moe.FAMILY
-ELSEWHERE = ("AWQ", "GPTQ", "compressed-tensors int4 with zeros")
-"""Codes along the rows, or zeros: taken apart before they are packed."""
+ELSEWHERE = ("AWQ, one group a row", "GPTQ in act-order")
+"""Groups wider than any format's, and columns that are sorted first: taken apart before they are packed."""
 EXPERT = "model.layers.1.mlp.experts.2."
 
 
@@ -79,7 +79,7 @@ def test_what_is_laid_at_once_has_the_bytes_of_matrix_by_matrix(name: str, tmp_p
     one, other = bank_of(path, at_once=True), bank_of(path, at_once=False)
     assert torch.equal(one.buffer, other.buffer)
     count = one.num_layers * one.num_experts
-    assert (one.laid, other.laid) == (0 if name.startswith(ELSEWHERE) else count, 0)
+    assert (one.laid, other.laid) == (0 if name in ELSEWHERE else count, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,13 @@ def test_scales_beyond_float16_keep_a_power_of_two(scale: float, tmp_path: Path)
     path = write(tmp_path, WRITERS[name], stored)
     one, other = bank_of(path, at_once=True), bank_of(path, at_once=False)
     assert torch.equal(one.buffer, other.buffer) and one.laid
+
+
+def test_zeros_that_are_not_what_the_config_says_are_refused_by_name(tmp_path: Path) -> None:
+    stored, _ = code(checkpoints.random_tensors(FAMILY, TINY, fused=False), WRITERS["GPTQ"])
+    stored[EXPERT + "up_proj.qzeros"][0, 0] += 1
+    with pytest.raises(WeightsError, match=EXPERT + "up_proj.*zeros other than 8"):
+        bank_of(write(tmp_path, WRITERS["GPTQ"], stored), at_once=True)
 
 
 def test_a_file_that_was_cut_after_opening_is_refused_by_name(tmp_path: Path) -> None:

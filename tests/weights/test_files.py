@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import AS_IS, Stored
+from freetoken.core.weights import Lies, Stored
 from freetoken.native.library import library
 from freetoken.weights.files import ALIGN, Arena, Files, aligned, crc32
 
@@ -65,7 +65,7 @@ def test_many_pieces_are_fetched_at_once(
     """Pieces in any order, neighbours or far apart, one within another."""
     pieces = [(a, min(n, SIZE - a)) for a, n in cuts]
     files, arena, data = Files(**mode), Arena(), path.read_bytes()
-    some = [Stored("", AS_IS, torch.uint8, n, path, a) for a, n in pieces]
+    some = [Stored(Lies(""), torch.uint8, n, path, a) for a, n in pieces]
     with files.reading(arena):
         fetched = files.fetch(some)
         assert fetched is not None
@@ -78,7 +78,7 @@ def test_many_pieces_are_fetched_at_once(
 @pytest.mark.parametrize("mode", MODES)
 def test_what_can_not_be_fetched_is_left_to_reading(path: Path, mode: dict[str, bool]) -> None:
     files = Files(**mode)
-    beyond = [Stored("", AS_IS, torch.uint8, 8, path, at) for at in (0, SIZE - 7)]
+    beyond = [Stored(Lies(""), torch.uint8, 8, path, at) for at in (0, SIZE - 7)]
     assert files.fetch(beyond[:1]) is None  # no arena: a view of the mapping costs nothing
     with files.reading(Arena()):
         assert files.fetch(beyond) is None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freetoken.core.units import ceil_div
-from freetoken.core.weights import AS_IS, CodedMatrix
+from freetoken.core.weights import CodedMatrix, Lies
 from freetoken.weights.dialect import Form, Raw, Scheme, Shapes, Unreadable
 
 SIDE = 128
@@ -32,8 +32,8 @@ def scheme(scale: str, ignores: tuple[str, ...]) -> Scheme:
         return {"codes": weight.view(torch.uint8), "scales": scales.reshape(shape)}
 
     needs = {WEIGHT: (torch.float8_e4m3fn,), scale: _SCALES}
-    lies = {WEIGHT: ("codes", AS_IS), scale: ("scales", AS_IS)}
-    return Scheme(needs, form, codes, ignores=ignores, lies=lies)
+    lies = {WEIGHT: Lies("codes"), scale: Lies("scales")}
+    return Scheme(needs, form, codes, ignores=ignores, lies=lambda raw: lies)
 
 
 def _format(shape: tuple[int, ...], scale: tuple[int, ...]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import CodedMatrix
+from freetoken.core.weights import SHUFFLED, CodedMatrix, Lies
 from freetoken.weights.dialect import Dialect, Form, Raw, Scheme, Shapes, Unreadable
 from freetoken.weights.dialects import _int4
 from freetoken.weights.dialects._bits import fields, same
@@ -42,9 +42,16 @@ def _check(raw: Raw) -> None:
         raise Unreadable(f"version is {version!r}, read is 'gemm'")
 
 
+_LIES = {
+    _CODES: Lies("codes", SHUFFLED, turned=True),
+    _ZEROS: Lies("zeros", SHUFFLED, turned=True),
+    _SCALES: Lies("scales", turned=True),
+}
 _INTS, _FLOATS = (torch.int32,), (torch.float16, torch.bfloat16, torch.float32)
 DIALECT = Dialect(
     methods=("awq",),
-    schemes=(Scheme({_CODES: _INTS, _ZEROS: _INTS, _SCALES: _FLOATS}, _form, _codes),),
+    schemes=(
+        Scheme({_CODES: _INTS, _ZEROS: _INTS, _SCALES: _FLOATS}, _form, _codes, lies=lambda raw: _LIES),
+    ),
     check=_check,
 )

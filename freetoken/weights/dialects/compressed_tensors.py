@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import AS_IS, NIBBLES, RECIPROCAL, CodedMatrix
+from freetoken.core.weights import FIELDS, NIBBLES, SORTED, CodedMatrix, Lies
 from freetoken.weights.dialect import Dialect, Form, Missing, Raw, Scheme, Shapes
 from freetoken.weights.dialects import _fp8, _int4
 from freetoken.weights.dialects._bits import fields, nibbles, same, scalar
@@ -20,7 +20,13 @@ from freetoken.weights.dialects._bits import fields, nibbles, same, scalar
 _CODES, _SCALE, _WHOLE = ".weight_packed", ".weight_scale", ".weight_global_scale"
 _ZERO, _ORDER = ".weight_zero_point", ".weight_g_idx"
 _ASYMMETRIC = {_ZERO: "its codes have a zero point, which this format has not"}
-_LIES = {_CODES: ("codes", NIBBLES), _SCALE: ("scales", AS_IS)}
+_LIES = {
+    _CODES: Lies("codes", NIBBLES),
+    _SCALE: Lies("scales"),
+    _WHOLE: Lies("whole", inverse=True),
+    _ZERO: Lies("zeros", FIELDS),
+    _ORDER: Lies(SORTED),
+}
 _IGNORED = (".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale")
 
 
@@ -75,7 +81,7 @@ _NVFP4 = Scheme(
     _nvfp4_codes,
     ignores=_IGNORED,
     refuses=_ASYMMETRIC,
-    lies={**_LIES, _WHOLE: ("whole", RECIPROCAL)},
+    lies=lambda raw: _LIES,
 )
 _MXFP4 = Scheme(
     {_CODES: (torch.uint8,), _SCALE: (torch.uint8, torch.float8_e8m0fnu)},
@@ -83,7 +89,7 @@ _MXFP4 = Scheme(
     _mxfp4_codes,
     ignores=_IGNORED,
     refuses=_ASYMMETRIC,
-    lies=_LIES,
+    lies=lambda raw: _LIES,
 )
 _INT4 = Scheme(
     {_CODES: (torch.int32,), _SCALE: (torch.bfloat16, torch.float16, torch.float32)},
@@ -92,7 +98,7 @@ _INT4 = Scheme(
     may=(_ZERO, _ORDER),
     groups=_ORDER,
     ignores=(*_IGNORED, ".weight_shape"),
-    lies=_LIES,
+    lies=lambda raw: _LIES,
 )
 DIALECT = Dialect(
     methods=("compressed-tensors",),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import CodedMatrix
+from freetoken.core.weights import EIGHTS, FIELDS, NIBBLES, SORTED, CodedMatrix, Lies
 from freetoken.weights.dialect import Dialect, Form, Missing, Raw, Scheme, Shapes, Unreadable
 from freetoken.weights.dialects import _int4
 from freetoken.weights.dialects._bits import fields, same
@@ -37,13 +37,26 @@ def _form(shapes: Shapes, raw: Raw) -> Form:
 def _codes(t: Mapping[str, Tensor], raw: Raw) -> CodedMatrix:
     codes = fields(t[_CODES], 4, axis=0).t()
     zeros = fields(t[_ZEROS], 4, axis=-1).t()
-    if raw.get("checkpoint_format", "gptq") == "gptq":
-        zeros = zeros + 1
+    zeros = zeros + _less(raw)
     if _symmetric(raw):
         if not bool((zeros == _MIDDLE).all()):
             raise Unreadable(f"it says to be symmetric, but has zeros other than {_MIDDLE}")
         return _int4.coded(codes, t[_SCALES].t(), None, t.get(_GROUPS))
     return _int4.coded(codes, t[_SCALES].t(), zeros, t.get(_GROUPS))
+
+
+def _less(raw: Raw) -> int:
+    return int(raw.get("checkpoint_format", "gptq") == "gptq")
+
+
+def _lies(raw: Raw) -> Mapping[str, Lies]:
+    zeros = EIGHTS if _symmetric(raw) else "zeros"
+    return {
+        _CODES: Lies("codes", NIBBLES, turned=True),
+        _ZEROS: Lies(zeros, FIELDS, turned=True, less=_less(raw)),
+        _SCALES: Lies("scales", turned=True),
+        _GROUPS: Lies(SORTED),
+    }
 
 
 def _check(raw: Raw) -> None:
@@ -57,7 +70,12 @@ DIALECT = Dialect(
     methods=("gptq",),
     schemes=(
         Scheme(
-            {_CODES: _INTS, _ZEROS: _INTS, _SCALES: _FLOATS}, _form, _codes, may=(_GROUPS,), groups=_GROUPS
+            {_CODES: _INTS, _ZEROS: _INTS, _SCALES: _FLOATS},
+            _form,
+            _codes,
+            may=(_GROUPS,),
+            groups=_GROUPS,
+            lies=_lies,
         ),
     ),
     check=_check,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import AS_IS, NIBBLES, CodedMatrix
+from freetoken.core.weights import NIBBLES, CodedMatrix, Lies
 from freetoken.weights.dialect import Dialect, Form, Raw, Scheme, Shapes, Unreadable
 from freetoken.weights.dialects import _fp8
 from freetoken.weights.dialects._bits import nibbles, one, same, scalar
@@ -39,7 +39,7 @@ _NVFP4 = Scheme(
     _codes,
     ignores=_IGNORED,
     refuses=_REFUSES,
-    lies={_WEIGHT: ("codes", NIBBLES), _SCALE: ("scales", AS_IS), _WHOLE: ("whole", AS_IS)},
+    lies=lambda raw: {_WEIGHT: Lies("codes", NIBBLES), _SCALE: Lies("scales"), _WHOLE: Lies("whole")},
 )
 DIALECT = Dialect(
     methods=("modelopt", "modelopt_fp4", "modelopt_mixed"),
