@@ -113,8 +113,8 @@ class WeightSource(abc.ABC):
         """A coded matrix in its format's own codes; of a stack [n, rows, K] the `index`-th, if given."""
         raise NotImplementedError(f"{name} is not coded")
 
-    def stored(self, name: str) -> tuple[Stored, ...]:
-        """Of what a tensor or coded matrix consists; empty: only `read` and `read_coded` can tell."""
+    def stored(self, name: str, index: int | None = None) -> tuple[Stored, ...]:
+        """Of what a tensor or coded matrix consists, or the `index`-th of a stack; empty: reading tells."""
         return ()
 
     def fetch(self, some: Sequence[Stored]) -> Fetched | None:
@@ -188,11 +188,17 @@ class WeightFormat(abc.ABC):
         raise NotImplementedError(f"{self.name} has no codes")
 
     def laying(
-        self, shape: tuple[int, int], tile_width: int, stored: Sequence[Sequence[Stored]]
+        self,
+        shape: tuple[int, int],
+        tile_width: int,
+        stored: Sequence[Sequence[Stored]],
+        *,
+        alternating: bool = False,
     ) -> Lay | None:
         """How `pack_coded` is done at once, for H and I and what gate, up and down consist of.
 
-        None: it isn't. What it refuses to lay is left to `refuse` and `pack_coded`, which say why.
+        Two of them: gate and up are one, whose rows alternate, or lie one below the other. None: it isn't.
+        What it refuses to lay is left to `refuse` and `pack_coded`, which say why.
         """
         return None
 
@@ -279,9 +285,21 @@ class ExpertSink(abc.ABC):
         """gate, up [I, H] and down [H, I] in the codes of `codes(layer)`."""
         raise NotImplementedError("this sink takes plain numbers")
 
-    def put_stored(self, layer: int, expert: int, source: WeightSource, names: Sequence[str]) -> bool:
+    def put_stored(
+        self,
+        layer: int,
+        expert: int,
+        source: WeightSource,
+        names: Sequence[str],
+        biases: Biases | None = None,
+        *,
+        alternating: bool = False,
+    ) -> bool:
         """Take gate, up and down in the codes of `codes(layer)` as they lie in files, without looking at them
         one by one; False if that can't be or a number is none: then `put_coded` takes them, or refuses.
+
+        Two names are stacks of all experts, the first of gate and up, whose rows alternate, or lie one below
+        the other.
         """
         return False
 

@@ -71,17 +71,27 @@ class RecordSink(ExpertSink):
         _put_biases(one, (layer, expert), record, biases)
         self.finish(layer, expert, record)
 
-    def put_stored(self, layer: int, expert: int, source: WeightSource, names: Sequence[str]) -> bool:
-        one = self.layouts[layer]
-        stored = [source.stored(name) for name in names]
+    def put_stored(
+        self,
+        layer: int,
+        expert: int,
+        source: WeightSource,
+        names: Sequence[str],
+        biases: Biases | None = None,
+        *,
+        alternating: bool = False,
+    ) -> bool:
+        one, index = self.layouts[layer], expert if len(names) == 2 else None
+        stored = [source.stored(name, index) for name in names]
         flat = [tensor for some in stored for tensor in some]
-        key = (layer, *(source.shape(name) for name in names), *(tensor[:3] for tensor in flat))
+        shapes = tuple(source.shape(name) for name in names)
+        key = (layer, alternating, shapes, *(tensor[:3] for tensor in flat))
         if key not in self._layings:
-            shapes = [source.shape(name) for name in names]
-            right = shapes == [(one.expert_size, one.hidden)] * 2 + [(one.hidden, one.expert_size)]
-            fitting = right and not one.biased and all(stored)
-            fmt, shape = self.formats[layer], (one.hidden, one.expert_size)
-            self._layings[key] = fmt.laying(shape, one.tile_width, stored) if fitting else None
+            shape, fmt = (one.hidden, one.expert_size), self.formats[layer]
+            fitting = all(stored) and shapes == self._stored_shapes(one, len(names))
+            self._layings[key] = (
+                fmt.laying(shape, one.tile_width, stored, alternating=alternating) if fitting else None
+            )
         lay = self._layings[key]
         fetched = source.fetch(flat) if lay is not None else None
         if lay is None or fetched is None:
@@ -89,8 +99,16 @@ class RecordSink(ExpertSink):
         record = self.place(layer, expert)
         if not lay(fetched.addresses, record.data_ptr() + one.tiles_offset, one.tile_bytes):
             return False
+        _put_biases(one, (layer, expert), record, biases)
         self.finish(layer, expert, record)
         return True
+
+    def _stored_shapes(self, one: RecordLayout, count: int) -> tuple[tuple[int, ...], ...]:
+        """Of gate, up and down; of two, which are stacks of all experts'."""
+        h, size, all_of_them = one.hidden, one.expert_size, self.num_experts
+        if count == 2:
+            return (all_of_them, 2 * size, h), (all_of_them, h, size)
+        return (size, h), (size, h), (h, size)
 
 
 def _put_biases(one: RecordLayout, where: tuple[int, int], record: Tensor, biases: Biases | None) -> None:

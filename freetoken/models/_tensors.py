@@ -177,7 +177,7 @@ def _put_expert(
     layer, expert = where
     wanted, fused = sink.codes(layer), len(parts) == 2
     if wanted and reading.expert_coding(source, parts) == wanted:
-        if not fused and sink.put_stored(layer, expert, source, parts):
+        if sink.put_stored(layer, expert, source, parts):
             return
         sink.put_coded(layer, expert, _coded_expert(source, parts, expert, size))
         return

@@ -187,6 +187,8 @@ def _put_split(source: WeightSource, at: str, place: tuple[int, int], put: Exper
     gate_bias, up_bias, down_bias = (source.read(f"{at}{part}_proj.bias") for part in ("gate", "up", "down"))
     biases = gate_bias, up_bias, down_bias
     if (wanted := put.codes(place[0])) and reading.expert_coding(source, names) == wanted:
+        if put.put_stored(*place, source, names, biases):
+            return
         gate, up, down = (reading.stored(source, name) for name in names)
         put.put_coded(*place, (gate, up, down), biases)
     else:
@@ -205,6 +207,8 @@ def _put_expert(
     names = (at + "gate_up_proj", at + "down_proj")
     wanted = put.codes(layer)
     if wanted and all(source.coding(name) == wanted for name in names):
+        if put.put_stored(layer, expert, source, names, biases, alternating=True):
+            return
         both, down = (reading.stored(source, name, expert) for name in names)
         gate, up = (reading.rows(both, slice(first, None, 2)) for first in (0, 1))
         put.put_coded(layer, expert, (gate, up, down), biases)

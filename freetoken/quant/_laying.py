@@ -89,9 +89,14 @@ class LaidFormat(WeightFormat):
         """The streams of a tile in order, of all its matrices or some."""
 
     def laying(
-        self, shape: tuple[int, int], tile_width: int, stored: Sequence[Sequence[Stored]]
+        self,
+        shape: tuple[int, int],
+        tile_width: int,
+        stored: Sequence[Sequence[Stored]],
+        *,
+        alternating: bool = False,
     ) -> Lay | None:
-        return laying([(self, MATRICES)], shape, tile_width, stored)
+        return laying([(self, MATRICES)], shape, tile_width, stored, alternating)
 
     @abc.abstractmethod
     def bytes_of(self, w: int, h: int, matrices: Sequence[str]) -> int:
@@ -107,6 +112,7 @@ def laying(
     shape: tuple[int, int],
     tile_width: int,
     stored: Sequence[Sequence[Stored]],
+    alternating: bool,
 ) -> Lay | None:
     """`WeightFormat.laying` for a tile of several formats, one after the other, each with some matrices."""
     if not unblock.available():
@@ -114,17 +120,20 @@ def laying(
     (hidden, size), w, used = shape, tile_width, 0
     whole = {GATE: (size, hidden), UP: (size, hidden), DOWN: (hidden, size)}
     number = itertools.count()
-    mine = {
-        name: {one.lies.part: (next(number), one) for one in some}
-        for name, some in zip(whole, stored, strict=True)
-    }
+    found = [{one.lies.part: (next(number), one) for one in some} for some in stored]
+    fused = len(found) == 2
+    mine = dict(zip(whole, (found[0], *found) if fused else found, strict=True))
+    # The first of a matrix's rows among those that are stored, and the step to the next.
+    rows = {GATE: (0, 2), UP: (1, 2)} if alternating else {GATE: (0, 1), UP: (size, 1)}
     steps: list[native.Step] = []
     try:
         for fmt, names in parts:
             streams = [replace(s, offset=used + s.offset) for s in fmt.streams(w, hidden, names)]
             for order, name in enumerate(names):
                 own = [s for s in streams if s.matrix in ("", name)]
-                steps += _Matrix(fmt, whole[name], w, own, order, name == DOWN).steps(mine[name])
+                one = _Matrix(fmt, whole[name], w, own, order, name == DOWN, 1 + (fused and name != DOWN))
+                made = one.steps(mine[name])
+                steps += [_some_rows(s, *rows[name]) for s in made] if fused and not one.down else made
             used += fmt.bytes_of(w, hidden, names)
     except (_Unknown, WeightsError):
         return None
@@ -138,6 +147,7 @@ class _Matrix:
     width    columns of I in a tile
     streams  its own, and those that it shares
     order    its place among those that share one
+    of       how many matrices its stored rows are of
     """
 
     fmt: LaidFormat
@@ -146,6 +156,7 @@ class _Matrix:
     streams: Sequence[Stream]
     order: int
     down: bool
+    of: int = 1
 
     def steps(self, stored: Mapping[str, tuple[int, Stored]]) -> list[native.Step]:
         """A step for each stored tensor; _Unknown if one has none, or lacks."""
@@ -168,13 +179,13 @@ class _Matrix:
             if self.fmt.planes != (4,) or not self.fmt.words or columns % 32 or self.width % 8:
                 raise _Unknown
             step.kind, step.columns = native.NIBBLES, columns // 2
-            return _lying(step, one, columns)
+            return self._lying(step, one, columns)
         blocks = byte_codes(self.width if self.down else columns, self.fmt.planes, self.fmt.words)
         if one.lies != weights.Lies("codes") or one.dtype not in _BYTES or blocks is None:
             raise _Unknown
         step.kind, step.columns, step.blocks = native.CODES, columns, blocks
         step.finite = _FINITE.get(self.fmt.never.get("codes"), native.ANY)
-        return _lying(step, one, columns)
+        return self._lying(step, one, columns)
 
     def _part(self, part: Part, tensor: int, one: Stored) -> native.Step:
         """Numbers as they lie, or made float32, or float16 and a power of two."""
@@ -197,7 +208,7 @@ class _Matrix:
             step.numbers = _numbers(part, step.kind, one)
         elif part.dtype != torch.uint8:
             raise _Unknown
-        return _lying(step, one, columns)
+        return self._lying(step, one, columns)
 
     def _promise(self, tensor: int, one: Stored) -> native.Step:
         """What nothing is laid of."""
@@ -211,7 +222,34 @@ class _Matrix:
                 raise _Unknown
         elif one.lies.packing or one.dtype != torch.int32:
             raise _Unknown
-        return _lying(step, one, step.columns)
+        return self._lying(step, one, step.columns)
+
+    def _lying(self, step: native.Step, one: Stored, columns: int) -> native.Step:
+        """The step with the places of `columns` numbers a row, if the tensor is just as large as that."""
+        packing, rows = one.lies.packing, step.rows
+        if packing == weights.NIBBLES:
+            size, step.row, step.column = rows * columns // 2, columns // 2, 1
+            if one.lies.turned:
+                step.numbers, step.row = native.TURNED, 4 * rows
+        elif packing:
+            if one.dtype != torch.int32 or rows % 8:
+                raise _Unknown
+            size, step.numbers, step.more = rows * columns // 2, native.FIELDS, one.lies.less
+            step.order = _ORDERS[packing]
+            step.row, step.column = (4, rows // 2) if one.lies.turned else (4 * columns, 4)
+        else:
+            item = one.dtype.itemsize
+            size = rows * columns * item
+            step.row, step.column = (item, rows * item) if one.lies.turned else (columns * item, item)
+        if self.of > 1 and step.kind != native.SINGLE:
+            # Rows of two matrices: a scale of several rows could span both, and one of all rows does.
+            mixed = step.kind == native.HALVES or rows != self.shape[0]
+            if mixed or one.lies.turned or packing in _ORDERS:
+                raise _Unknown
+            size *= self.of
+        if one.num_bytes != size:
+            raise _Unknown
+        return step
 
     def _stream(self, name: str) -> Stream:
         return next(s for s in self.streams if s.part is not None and s.part.name == name)
@@ -233,25 +271,10 @@ def _numbers(part: Part, kind: int, one: Stored) -> int:
     raise _Unknown
 
 
-def _lying(step: native.Step, one: Stored, columns: int) -> native.Step:
-    """The step with the places of `columns` numbers a row, if the tensor is just as large as that."""
-    packing, rows = one.lies.packing, step.rows
-    if packing == weights.NIBBLES:
-        size, step.row, step.column = rows * columns // 2, columns // 2, 1
-        if one.lies.turned:
-            step.numbers, step.row = native.TURNED, 4 * rows
-    elif packing:
-        if one.dtype != torch.int32 or rows % 8:
-            raise _Unknown
-        size, step.numbers, step.more = rows * columns // 2, native.FIELDS, one.lies.less
-        step.order = _ORDERS[packing]
-        step.row, step.column = (4, rows // 2) if one.lies.turned else (4 * columns, 4)
-    else:
-        item = one.dtype.itemsize
-        size = rows * columns * item
-        step.row, step.column = (item, rows * item) if one.lies.turned else (columns * item, item)
-    if one.num_bytes != size:
-        raise _Unknown
+def _some_rows(step: native.Step, first: int, every: int) -> native.Step:
+    """The step for a part of the rows that it was made for."""
+    if step.kind != native.SINGLE:
+        step.start, step.row = first * step.row, every * step.row
     return step
 
 

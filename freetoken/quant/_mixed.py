@@ -50,9 +50,14 @@ class MixedFormat(WeightFormat):
         self._pack(dict(zip(MATRICES, matrices, strict=True)), tile_width, out)
 
     def laying(
-        self, shape: tuple[int, int], tile_width: int, stored: Sequence[Sequence[Stored]]
+        self,
+        shape: tuple[int, int],
+        tile_width: int,
+        stored: Sequence[Sequence[Stored]],
+        *,
+        alternating: bool = False,
     ) -> Lay | None:
-        return laying(self.parts, shape, tile_width, stored)
+        return laying(self.parts, shape, tile_width, stored, alternating)
 
     def _pack(self, matrices: Mapping[str, CodedMatrix], w: int, out: Tensor) -> None:
         hidden = matrices[DOWN]["codes"].shape[-2]

@@ -231,13 +231,13 @@ class DialectSource(WeightSource):
         except Unreadable as why:
             raise _unsupported([f"{name}: {why}"]) from why
 
-    def stored(self, name: str) -> tuple[Stored, ...]:
+    def stored(self, name: str, index: int | None = None) -> tuple[Stored, ...]:
         module = self._modules.get(name)
         if module is None:
-            return self._source.stored(name)
+            return self._source.stored(name, index)
         found, lies = [], self._lies[id(module.scheme)]
         for role in module.roles:
-            lying = self._source.stored(module.base + role)
+            lying = self._source.stored(module.base + role, index)
             if len(lying) != 1 or role not in lies:
                 return ()
             found.append(lying[0]._replace(lies=lies[role]))

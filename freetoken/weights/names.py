@@ -89,8 +89,8 @@ class CanonicalSource(WeightSource):
     def read_coded(self, name: str, index: int | None = None) -> CodedMatrix:
         return self._source.read_coded(self._stored.get(name, name), index)
 
-    def stored(self, name: str) -> tuple[Stored, ...]:
-        return self._source.stored(self._stored.get(name, name))
+    def stored(self, name: str, index: int | None = None) -> tuple[Stored, ...]:
+        return self._source.stored(self._stored.get(name, name), index)
 
     def fetch(self, some: Sequence[Stored]) -> Fetched | None:
         return self._source.fetch(some)

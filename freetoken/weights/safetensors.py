@@ -203,9 +203,14 @@ class SafetensorsSource(WeightSource):
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         return self._view(entry, (stop - start, *entry.shape[1:]), entry.offset + start * row_bytes)
 
-    def stored(self, name: str) -> tuple[Stored, ...]:
+    def stored(self, name: str, index: int | None = None) -> tuple[Stored, ...]:
         e = self._find(name)
-        return (Stored(_PLAIN, e.dtype, e.num_bytes, e.path, e.offset),)
+        if index is None:
+            return (Stored(_PLAIN, e.dtype, e.num_bytes, e.path, e.offset),)
+        if not e.shape or not 0 <= index < e.shape[0]:
+            raise IndexError(f"{index} of {name} {list(e.shape)}")
+        size = e.num_bytes // e.shape[0]
+        return (Stored(_PLAIN, e.dtype, size, e.path, e.offset + index * size),)
 
     def fetch(self, some: Sequence[Stored]) -> Fetched | None:
         return self._files.fetch(some)

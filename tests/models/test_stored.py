@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from freetoken.core.errors import WeightsError
-from freetoken.core.weights import WeightSource
+from freetoken.core.interfaces import ModelFamily
+from freetoken.core.weights import Biases, WeightSource
 from freetoken.experts.bank import ExpertBank
 from freetoken.experts.record import layout
-from freetoken.models import qwen3_moe
+from freetoken.models import gpt_oss, qwen3_moe
 from freetoken.native import unblock
 from freetoken.quant import _reading as reading
+from freetoken.quant import mxfp4
 from freetoken.weights.files import Arena
 from freetoken.weights.load import open_checkpoint
 from tests.models import checkpoints
 from tests.models.test_dialects import TINY, both, write
-from tests.weights.dialect_writers import WRITERS, code
+from tests.models.test_gpt_oss import write_both as gpt_oss_both
+from tests.weights.dialect_writers import WRITERS, code, nibbles
 
 pytestmark = pytest.mark.skipif(not unblock.available(), reason="the native library is not built")
 FAMILY = qwen3_moe.FAMILY
@@ -34,20 +37,30 @@ class Telling(ExpertBank):
 
     laid = 0
 
-    def put_stored(self, layer: int, expert: int, source: WeightSource, names: Sequence[str]) -> bool:
-        done = super().put_stored(layer, expert, source, names)
+    def put_stored(
+        self,
+        layer: int,
+        expert: int,
+        source: WeightSource,
+        names: Sequence[str],
+        biases: Biases | None = None,
+        *,
+        alternating: bool = False,
+    ) -> bool:
+        done = super().put_stored(layer, expert, source, names, biases, alternating=alternating)
         self.laid += done
         return done
 
 
-def bank_of(path: Path, *, at_once: bool) -> Telling:
+def bank_of(path: Path, *, at_once: bool, family: ModelFamily = FAMILY) -> Telling:
     """The experts of a checkpoint, in memory that held something else before."""
     checkpoint = open_checkpoint(path)
-    config = FAMILY.read_config(checkpoint.config)
-    names = FAMILY.expert_tensors(config, checkpoint.source)
+    config = family.read_config(checkpoint.config)
+    names = family.expert_tensors(config, checkpoint.source)
     formats = [reading.of_expert(checkpoint.source, some) for some in names]
     assert config.moe is not None
-    layouts = [layout(config.hidden_size, config.moe.expert_size, fmt) for fmt in formats]
+    shape, biased = (config.hidden_size, config.moe.expert_size), config.moe.bias
+    layouts = [layout(*shape, fmt, biased=biased) for fmt in formats]
     bank = Telling(layouts, formats, config.moe.num_experts)
     bank.buffer.zero_()
     for i, one in enumerate(layouts):
@@ -55,9 +68,9 @@ def bank_of(path: Path, *, at_once: bool) -> Telling:
             one.tiles(record)[:, : one.code_bytes].fill_(0xAA)
     if at_once:
         with checkpoint.files.reading(Arena()):
-            FAMILY.load_experts(config, checkpoint.source, bank)
+            family.load_experts(config, checkpoint.source, bank)
     else:
-        FAMILY.load_experts(config, checkpoint.source, bank)
+        family.load_experts(config, checkpoint.source, bank)
     assert not bank.missing()
     checkpoint.close()
     return bank
@@ -80,6 +93,30 @@ def test_what_is_laid_at_once_has_the_bytes_of_matrix_by_matrix(name: str, tmp_p
     assert torch.equal(one.buffer, other.buffer)
     count = one.num_layers * one.num_experts
     assert (one.laid, other.laid) == (0 if name in ELSEWHERE else count, 0)
+
+
+def test_alternating_rows_of_a_stack_and_biases_are_laid_at_once(tmp_path: Path) -> None:
+    path, _ = gpt_oss_both(tmp_path)
+    one = bank_of(path, at_once=True, family=gpt_oss.FAMILY)
+    other = bank_of(path, at_once=False, family=gpt_oss.FAMILY)
+    assert torch.equal(one.buffer, other.buffer)
+    assert (one.laid, other.laid) == (one.num_layers * one.num_experts, 0)
+
+
+def test_a_stack_of_gate_below_up_is_laid_at_once(tmp_path: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in checkpoints.random_tensors(FAMILY, TINY).items():
+        if ".experts." in name:
+            codes = mxfp4.FORMAT.encode(tensor)
+            tensors[name + "_blocks"] = nibbles(codes["codes"]).unflatten(-1, (-1, 16))
+            tensors[name + "_scales"] = codes["scales"]
+        else:
+            tensors[name] = tensor
+    raw = {**TINY, "quantization_config": {"quant_method": "mxfp4"}}
+    path = checkpoints.write(tmp_path, raw, tensors)
+    one, other = bank_of(path, at_once=True), bank_of(path, at_once=False)
+    assert torch.equal(one.buffer, other.buffer)
+    assert (one.laid, other.laid) == (one.num_layers * one.num_experts, 0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freetoken.core.weights import BLOCKS, CodedMatrix
+from freetoken.core.weights import BLOCKS, NIBBLES, CodedMatrix, Lies
 from freetoken.weights.dialect import Dialect, Form, Raw, Scheme, Shapes, Unreadable
 from freetoken.weights.dialects._bits import same
 
@@ -39,7 +39,10 @@ def _codes(tensors: Mapping[str, Tensor], raw: Raw) -> CodedMatrix:
 
 
 _TYPES = (torch.uint8, torch.float8_e8m0fnu)
+_LIES = {_BLOCKS: Lies("codes", NIBBLES), _SCALES: Lies("scales")}
 DIALECT = Dialect(
     methods=("mxfp4",),
-    schemes=(Scheme({_BLOCKS: (torch.uint8,), _SCALES: _TYPES}, _form, _codes, plain=""),),
+    schemes=(
+        Scheme({_BLOCKS: (torch.uint8,), _SCALES: _TYPES}, _form, _codes, lies=lambda raw: _LIES, plain=""),
+    ),
 )
