@@ -1,11 +1,11 @@
-"""What a checkpoint of very many tensors costs on its way into the bank, in CPU time for 1,000 tensors by part.
+"""What very many tensors cost on their way into the bank: seconds of CPU time for 1,000 of them, by part.
 
     ft bench synth --out DIR --geometry qwen3.6-35b-a3b --format nvfp4 --layers 4 --no-measure
     python -m benchmarks.expert_tensors --model DIR [--experts 400] [--threads 1 16]
 
 Reads headers, checks them, makes the jobs, and brings some experts into a bank (twice: the second time its
-memory is there), one after the other. `native` is inside the library, `python` is what holds the interpreter's
-lock, torch's operations included: the part that threads can't share. Then all experts are brought by threads.
+memory is there), one after the other. `native` is inside the library, `python` is the rest, torch's
+operations included: what takes the interpreter's lock again and again. Then threads bring all experts.
 Ends stdout with one JSON object. Files should lie in memory.
 """
 

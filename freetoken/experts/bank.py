@@ -48,6 +48,7 @@ class ExpertBank(RecordSink):
             self.buffer = torch.empty(self._starts[-1], dtype=torch.uint8, device="meta")
         else:
             self.buffer, self._gathers = host_pages.allocate(self._starts[-1], RECORD_ALIGN)
+        self._base = 0 if phantom else self.buffer.data_ptr()
         self._layers = [
             self.buffer[a:b].view(num_experts, one.record_bytes)
             for a, b, one in zip(self._starts[:-1], self._starts[1:], self.layouts, strict=True)
@@ -92,6 +93,12 @@ class ExpertBank(RecordSink):
 
     def place(self, layer: int, expert: int) -> Tensor:
         return self._layers[layer][expert]
+
+    def place_at(self, layer: int, expert: int) -> tuple[int, Tensor]:
+        one = self.layouts[layer]
+        if one.biased:
+            return super().place_at(layer, expert)
+        return self._base + self._starts[layer] + expert * one.record_bytes, self.buffer
 
     def finish(self, layer: int, expert: int, record: Tensor) -> None:
         self.arrivals.arrived(layer * self.num_experts + expert)

@@ -34,6 +34,11 @@ class RecordSink(ExpertSink):
     def place(self, layer: int, expert: int) -> Tensor:
         """uint8 [record_bytes]: where this record is written."""
 
+    def place_at(self, layer: int, expert: int) -> tuple[int, Tensor]:
+        """The record's address, and the record; without biases, anything that holds it."""
+        record = self.place(layer, expert)
+        return record.data_ptr(), record
+
     @abc.abstractmethod
     def finish(self, layer: int, expert: int, record: Tensor) -> None:
         """Every byte that counts is written."""
@@ -96,8 +101,8 @@ class RecordSink(ExpertSink):
         fetched = source.fetch(flat) if lay is not None else None
         if lay is None or fetched is None:
             return False
-        record = self.place(layer, expert)
-        if not lay(fetched.addresses, record.data_ptr() + one.tiles_offset, one.tile_bytes):
+        address, record = self.place_at(layer, expert)
+        if not lay(fetched.addresses, address + one.tiles_offset, one.tile_bytes):
             return False
         _put_biases(one, (layer, expert), record, biases)
         self.finish(layer, expert, record)

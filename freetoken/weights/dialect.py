@@ -240,7 +240,7 @@ class DialectSource(WeightSource):
             lying = self._source.stored(module.base + role, index)
             if len(lying) != 1 or role not in lies:
                 return ()
-            found.append(lying[0]._replace(lies=lies[role]))
+            found.append(Stored(lies[role], *lying[0][1:]))
         return tuple(found)
 
     def fetch(self, some: Sequence[Stored]) -> Fetched | None:

@@ -32,10 +32,12 @@ ALIGN = 4096
 class Arena:
     """A thread's memory for what it is just reading: grows to the largest job, is reused by the next one.
 
-    What `take` gave is valid until `reset`.
+    What `take` and `claim` gave is valid until `reset`.
     """
 
     _memory: Tensor | None = None
+    _address: int = 0
+    _size: int = 0
     _used: int = 0
     _wanted: int = 0
 
@@ -43,16 +45,27 @@ class Arena:
         """uint8 [num_bytes], 4096-byte aligned, not initialised."""
         size = align_up(max(num_bytes, 1), ALIGN)
         self._wanted += size
-        if self._memory is None or self._used + size > self._memory.numel():
+        if self._memory is None or self._used + size > self._size:
             return aligned(size)[:num_bytes]
         self._used += size
         return self._memory[self._used - size : self._used - size + num_bytes]
 
+    def claim(self, num_bytes: int) -> tuple[int, Tensor]:
+        """Likewise as an address, and what holds it: among large copies an operation of torch takes long."""
+        size = align_up(max(num_bytes, 1), ALIGN)
+        if self._memory is None or self._used + size > self._size:
+            fresh = self.take(num_bytes)
+            return fresh.data_ptr(), fresh
+        self._wanted += size
+        self._used += size
+        return self._address + self._used - size, self._memory
+
     def reset(self) -> None:
         """Forget what was taken; the next job of the same size finds room."""
-        if self._wanted > (self._memory.numel() if self._memory is not None else 0):
+        if self._wanted > self._size:
             self._memory = None  # let the old one go first
             self._memory = aligned(self._wanted)
+            self._address, self._size = self._memory.data_ptr(), self._wanted
         self._used = self._wanted = 0
 
 
@@ -111,8 +124,8 @@ class Files:
         if arena is None or library() is None:
             return None
         spans, of = _spans(some)
-        memory = arena.take(sum(span.num_bytes for span in spans))
-        at, calls = memory.data_ptr(), []
+        at, memory = arena.claim(sum(span.num_bytes for span in spans))
+        calls = []
         for span in spans:
             span.address = at
             at += span.num_bytes
