@@ -39,6 +39,8 @@ X86_TIERS = {
     "avx512": AVX512,
     "avx512_bf16": [*AVX512, "-DFT_BF16_DOT", "-mavx512bf16", "-mavx512vnni"],
 }
+AMX = [*X86_TIERS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
+"""One file more for the last of these; a compiler that doesn't know it leaves it out."""
 # -ffp-contract=off: what is fused is written as such, so every compiler gives the same bits.
 FLAGS = [
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
@@ -55,10 +57,19 @@ def extra_flags() -> list[str]:
     return os.environ.get("FT_CXXFLAGS", "").split()
 
 
-def jobs() -> list[tuple[str, str, list[str]]]:
+def knows_amx() -> bool:
+    if platform.machine().lower() not in ("x86_64", "amd64") or sys.platform != "linux":
+        return False
+    call = [*compiler(), "-mamx-tile", "-mamx-bf16", "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(call, capture_output=True).returncode == 0
+
+
+def jobs(amx: bool) -> list[tuple[str, str, list[str]]]:
     """(tier, file, flags) of every object, those that take longest first, so that all cores end together."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    out = [("plain", name, ["-DFT_HAVE_X86"] if x86 else []) for name in PLAIN]
+    known = [*(["-DFT_HAVE_X86"] if x86 else []), *(["-DFT_HAVE_AMX"] if amx else [])]
+    out = [("plain", name, known) for name in PLAIN]
+    out += [("amx", "amx", ["-DFT_NS=ft_amx", *AMX])] if amx else []
     tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else {})}
     for tier, flags in tiers.items():
         names = (
@@ -89,7 +100,7 @@ class BuildNative(build_ext):
                 raise RuntimeError("it is built with GCC or Clang")
             self._compiler = " ".join(compiler()) + self._call("--version")
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                objects = list(pool.map(self._compile, jobs()))
+                objects = list(pool.map(self._compile, jobs(knows_amx())))
             library = Path(self.get_ext_fullpath(ext.name))
             library.parent.mkdir(parents=True, exist_ok=True)
             fresh = library.with_suffix(".new")

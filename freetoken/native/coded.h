@@ -194,6 +194,12 @@ struct Coded {
 
 }  // namespace FT_NS
 
+#if defined(FT_AVX512) && !defined(FT_BF16_DOT)  // AMX decodes by them
+#define FT_WEIGHTS(Tile) tile_weights<Tile>
+#else
+#define FT_WEIGHTS(Tile) nullptr
+#endif
+
 // A format of a tile by floats and, where the CPU multiplies bfloat16 pairs, by those. What isn't bfloat16 is
 // computed there as the tier below does, by its code.
 #if defined(FT_BF16_DOT)
@@ -221,7 +227,7 @@ struct Coded {
   namespace FT_NS {                                                                                 \
   extern const TileFormat format_##name;                                                            \
   const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes, matrix_bytes<Floats::Tile>, \
-                                    run_matrix<Floats>, matrix_numbers<Floats::Tile>};              \
+                                    run_matrix<Floats>, matrix_numbers<Floats::Tile>, FT_WEIGHTS(Floats::Tile)}; \
   }
 #endif
 

@@ -17,12 +17,12 @@ uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); 
 }  // namespace
 
 uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried) {
-  rows = std::min<uint32_t>(rows, FT_ROWS);
   uint32_t tiles = std::max(1u, ceil_div(hurried ? HURRIED_BYTES : CHUNK_BYTES, l.tile_bytes));
   if (rows > 1)  // a partial is at most about an eighth of the 16-bit weights it comes from
     tiles = std::max(tiles, ceil_div(16ull * rows, 3ull * l.tile_width));
   tiles = std::max(tiles, ceil_div(l.num_tiles, rows > FEW_ROWS ? FEW_CHUNKS : MOST_CHUNKS));
-  return std::min(tiles, l.num_tiles);
+  tiles = std::min(tiles, l.num_tiles);
+  return ceil_div(l.num_tiles, ceil_div(l.num_tiles, tiles));  // as many in each
 }
 
 // --- a wave ---------------------------------------------------------------------------------------
@@ -82,9 +82,17 @@ void Executor::Wave::work(int worker) {
 
 // --- a request ------------------------------------------------------------------------------------
 
+// Rows that share chunks: all, or about equal parts of them.
+int Executor::block_rows(const ft_layer& layer, const ft_item& item) const {
+  const uint64_t rows = (uint64_t)item.num_rows, most = (uint64_t)format_of(layer).most_rows;
+  if (rows <= most) return item.num_rows;
+  return (int)ft_align(ceil_div(rows, ceil_div(rows, most)), most > FT_ROWS ? 16 : most);
+}
+
 size_t Executor::parts_of(const ft_layer& layer, const ft_item& item) const {
   if (item.first_tile > 0 && !whole_sums_) return 0;
-  const uint32_t chunks = ceil_div(item.last_tile - item.first_tile, chunk_tiles(layer, item.num_rows, whole_sums_));
+  const uint32_t rows = (uint32_t)block_rows(layer, item);
+  const uint32_t chunks = ceil_div(item.last_tile - item.first_tile, chunk_tiles(layer, rows, whole_sums_));
   return chunks > 1 ? (size_t)chunks * item.num_rows * layer.hidden : 0;
 }
 
@@ -119,10 +127,11 @@ void Executor::add_item(const Input& in, const ft_layer& layer, const ft_item& i
   job.x_dtype = in.x_dtype;
   const int32_t* rows = in.rows + item.first_row;
   const int64_t hidden = layer.hidden;
-  const uint32_t step = chunk_tiles(layer, (uint32_t)item.num_rows, whole_sums_);
-  for (int at = 0; at < item.num_rows; at += FT_ROWS) {
+  const int some = block_rows(layer, item);
+  const uint32_t step = chunk_tiles(layer, (uint32_t)some, whole_sums_);
+  for (int at = 0; at < item.num_rows; at += some) {
     job.rows = rows + at;
-    job.num_rows = std::min(FT_ROWS, item.num_rows - at);
+    job.num_rows = std::min(some, item.num_rows - at);
     if (item.first_tile == 0 || whole_sums_) {
       job.first = item.first_tile;
       job.last = item.last_tile;
@@ -168,7 +177,7 @@ int Executor::run(const Input& in, const ft_layer& layer, const ft_item* items, 
   Wave& wave = *job_;
   wave.kernels = &kernels_;
   wave.poison = in.poison;
-  wave.scratch = scratch_bytes(layer.hidden, layer.tile_width);
+  wave.scratch = scratch_bytes(format_of(layer), layer.hidden, layer.tile_width);
   for (uint32_t i = 0; i < num_items;) {
     size_t parts = 0, used = 0;
     uint32_t end = i;

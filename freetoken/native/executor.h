@@ -1,6 +1,6 @@
 // Answers IO blocks (abi.h): items become chunks, chunks become ordered sums.
 //
-// A chunk is a run of tiles of one item over up to FT_ROWS of its rows. Where chunks end depends on the
+// A chunk is a run of tiles of one item over up to FT_ROWS of its rows, or as many as its format says. Where chunks end depends on the
 // layer's geometry, the item's row count and who asks; workers take them in any order. Each writes a float32
 // partial of its own, and the partials of an item are added in ascending order, by slabs of columns, once
 // all of them are there. So neither thread count nor schedule nor other items change a bit.
@@ -16,7 +16,7 @@ namespace ft {
 
 // Where chunks of `rows` rows end: tiles per chunk. hurried: a device waits for some twenty tiles, and larger
 // chunks would leave workers without one (12 workers: 258 -> 277 tok/s on an H200; 15: no change).
-uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried);
+uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried);  // rows: of one chunk
 
 class Executor {
  public:
@@ -34,7 +34,7 @@ class Executor {
     TileJob tiles;
     uint32_t owner;  // index of its Block
   };
-  // Up to FT_ROWS rows of one item whose chunks' partials are added.
+  // A chunk's rows of one item; its chunks' partials are added.
   struct Block {
     float* total;
     const float* parts;
@@ -83,6 +83,8 @@ class Executor {
   void sort_routes(const ft_moe& job, const ft_layer& layer);
   void add_item(const Input& in, const ft_layer& layer, const ft_item& item, float* out, size_t& used);
   void add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out, size_t& used);
+  const TileFormat& format_of(const ft_layer& layer) const { return *kernels_.formats[layer.format]; }
+  int block_rows(const ft_layer& layer, const ft_item& item) const;
   size_t parts_of(const ft_layer& layer, const ft_item& item) const;
   bool run_wave(uint32_t deadline_ms);
 

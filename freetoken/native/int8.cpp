@@ -1,13 +1,13 @@
 // Every format's int8 products: the specs of formats/ once more, for other kernels. One file, since each is small.
 #include "int8_run.h"
-#include "int8_table.h"
+#include "prepared.h"
 #include "q8_0.h"
 
 #define FT_INT8(name, Format, Tile, tile_bytes)                                                  \
   namespace FT_NS {                                                                              \
   static uint64_t name##_row(int64_t k) { return x8_bytes(ft_align(k, 256), Format::SPAN); }     \
-  extern const Int8Format int8_##name;                                                           \
-  const Int8Format int8_##name = {                                                               \
+  extern const PreparedFormat int8_##name;                                                           \
+  const PreparedFormat int8_##name = {                                                               \
       {#name, int8_tiles<Format>, tile_bytes, matrix_bytes<Tile>, int8_matrix<Format>, nullptr}, \
       name##_row,                                                                                \
       int8_rows<Format>};                                                                        \

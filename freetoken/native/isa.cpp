@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include "amx.h"
+
 #if defined(__x86_64__) || defined(_M_X64)
 #if defined(_MSC_VER)
 #include <intrin.h>
@@ -20,6 +22,11 @@ extern const TileFormat* const formats[];  // what it does better than avx2
 }
 FT_DECLARE(ft_avx512)
 FT_DECLARE(ft_avx512_bf16)
+#endif
+
+#if defined(FT_HAVE_AMX) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace ft {
@@ -60,6 +67,14 @@ bool made_by_amd() {  // "AuthenticAMD", in this order of registers
 
 bool bit(unsigned word, int n) { return word >> n & 1; }
 
+#if defined(FT_HAVE_AMX) && defined(__linux__)
+// Linux gives a process room for the tile registers' 8 KiB when it asks, threads that run already included.
+bool may_use_tiles() {
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+}
+#endif
+
 void add_x86(std::vector<const TierKernels*>& out) {
   Words one = cpuid(1, 0), seven = cpuid(7, 0), more = cpuid(7, 1);
   if (cpuid(0, 0).a < 7 || !bit(one.c, 27)) return;  // no XGETBV
@@ -74,7 +89,15 @@ void add_x86(std::vector<const TierKernels*>& out) {
   // F, DQ, BW, VL
   if (!(zmm && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31))) return;
   out.push_back(&ft_avx512::kernels);
-  if (seven.a >= 1 && bit(more.a, 5) && bit(seven.c, 11)) out.push_back(&ft_avx512_bf16::kernels);  // BF16, VNNI
+  if (!(seven.a >= 1 && bit(more.a, 5) && bit(seven.c, 11))) return;  // BF16, VNNI
+  out.push_back(&ft_avx512_bf16::kernels);
+#if defined(FT_HAVE_AMX) && defined(__linux__)
+  if (!(bit(seven.d, 22) && bit(seven.d, 24) && (saved >> 17 & 3) == 3 && may_use_tiles())) return;  // BF16, tiles
+  static TierKernels tiles = ft_avx512_bf16::kernels;
+  tiles.name = "amx";
+  tiles.formats = ft_amx::formats(ft_avx512_bf16::kernels.formats, ft_avx512::kernels.formats);
+  out.push_back(&tiles);
+#endif
 }
 #else
 bool made_by_amd() { return false; }

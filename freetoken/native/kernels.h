@@ -6,7 +6,7 @@
 
 #include "api.h"
 
-constexpr int FT_ROWS = 32;  // rows of x that one chunk computes at most
+constexpr int FT_ROWS = 32;  // rows of x that one chunk computes at most, unless a format says otherwise
 
 // A run of tiles of one expert over a few rows.
 struct TileJob {
@@ -15,7 +15,7 @@ struct TileJob {
   int first, last;            // tiles
   const void* x;              // [tokens, H] of x_dtype
   const int32_t* rows;        // num_rows tokens; -1 = a padding row, whose output is zero
-  int num_rows;               // <= FT_ROWS
+  int num_rows;               // <= the format's most_rows
   int x_dtype;                // ft_dtype
   float* out;                 // [num_rows, H], overwritten with the sum over the tiles, ascending
   uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
@@ -29,6 +29,18 @@ struct MatrixJob {
   int dtype;
 };
 
+// Some of a tile's weights as floats, in whole steps of 32: numbers [from, to) of rows [first, last) of gate (0) or up
+// (1), or of columns of down (2). Rows of `out` follow each other.
+struct WeightsJob {
+  const ft_layer* layer;
+  const uint8_t* tile;
+  int matrix, first, last;
+  int64_t from, to;  // from a multiple of 32
+  float* out;
+};
+
+struct PreparedFormat;  // prepared.h
+
 struct TileFormat {
   const char* name;
   void (*run)(const TileJob& job);
@@ -37,6 +49,10 @@ struct TileFormat {
   uint64_t (*matrix_bytes)(int64_t rows, int64_t columns);
   void (*matrix)(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch);
   void (*numbers)(const MatrixJob& job, int64_t first, int64_t last);
+  void (*weights)(const WeightsJob& job) = nullptr;  // may be null
+  int most_rows = FT_ROWS;
+  uint64_t (*scratch)(uint32_t hidden, uint32_t tile_width) = nullptr;  // null: scratch_bytes
+  const PreparedFormat* many = nullptr;  // `matrix` for more rows of bfloat16 than FT_ROWS; null: there is none
 };
 
 // Rows [first, last) of w, times all rows of x; bias and residual may be null.
@@ -75,4 +91,7 @@ inline uint64_t ft_align(uint64_t n, uint64_t to) { return (n + to - 1) / to * t
 inline uint64_t scratch_bytes(uint64_t width, uint64_t tile_width) {
   uint64_t padded = ft_align(width, 256) * 9 / 8 + 64;
   return FT_ROWS * (2 * padded * 4 + 3 * (ft_align(tile_width, 64) + 32) * 4) + 4096;
+}
+inline uint64_t scratch_bytes(const TileFormat& f, uint32_t width, uint32_t tile_width) {
+  return f.scratch ? f.scratch(width, tile_width) : scratch_bytes(width, tile_width);
 }

@@ -24,6 +24,7 @@ from freetoken.native.topology import default_threads, memory_nodes, worker_cpus
 
 _log = logger("native")
 API_VERSION = 5
+FEW_ROWS = 32
 OFF = "off"
 SWIGLU, GELU, GELU_TANH, RELU = range(4)
 _U32, _U64, _I64, _F32, _PTR = (
@@ -216,12 +217,18 @@ class Library:
 
         kind     (W's format, dtype of x, bias and y)
         places   addresses of x [rows, k], W, bias [n] or 0, y [rows, n]
-        shape    (rows, n, k); at most 32 rows, any number of them with int8
+        shape    (rows, n, k); at most 32 rows unless `takes_any_rows`
         int8     x becomes int8 first, if the format has that
         """
         format, dtype = kind
         index = self.format_index(format, int8=int8)
         self.run(ops.CodedProduct(*places, *shape, index, dtype))
+
+    def takes_any_rows(self, kind: tuple[str, int], *, int8: bool = False) -> bool:
+        """True if `coded_linear` takes any number of rows of this kind, else it takes 32."""
+        format, dtype = kind
+        index = self.format_index(format, int8=int8)
+        return int(self._lib.ft_coded_rows(self._at, index, dtype)) > FEW_ROWS
 
     def coded_numbers(
         self, format: str, places: tuple[int, int], shape: tuple[int, int], rows: tuple[int, int]
@@ -324,6 +331,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_poller_free": (None, [_PTR]),
         "ft_matrix_bytes": (_U64, [c_int, _I64, _I64]),
         "ft_coded_linear": (c_int, [c_int, c_int, c_int, _PTR, _PTR, _PTR, _PTR, _I64, _I64, _I64]),
+        "ft_coded_rows": (_I64, [c_int, c_int, c_int]),
         "ft_coded_numbers": (c_int, [c_int, c_int, _PTR, _PTR, _I64, _I64, _I64, _I64]),
         "ft_unblock_tiles": (c_int, [_PTR, _PTR, *[_I64] * 4, _PTR, _I64, c_int]),
         "ft_lay": (c_int, [_PTR, c_int, _PTR, _PTR, _PTR, _I64, _I64]),

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "formats/list.h"
-#include "int8_table.h"
 #include "isa.h"
 #include "pieces.h"
+#include "prepared.h"
 
 using namespace ft;
 
@@ -40,23 +40,23 @@ struct Numbers : Rows {
   void rows(int64_t from, int64_t to, uint8_t*) override { format.numbers(job, from, to); }
 };
 
-// Int8 activations: rows of x are quantised once, by whoever is free.
-struct Octets : Pieces {
+// Rows of x are prepared once, by whoever is free.
+struct Prepare : Pieces {
   static constexpr int64_t AT_ONCE = 16;
-  Octets(const Int8Format& f, const MatrixJob& j, uint8_t* to)
+  Prepare(const PreparedFormat& f, const MatrixJob& j, uint8_t* to)
       : Pieces((j.rows + AT_ONCE - 1) / AT_ONCE, j.k * sizeof(float)), format(f), job(j), out(to) {}
   void piece(int64_t index, uint8_t* memory) override {
     format.rows(job, index * AT_ONCE, std::min(job.rows, (index + 1) * AT_ONCE), out, memory);
   }
-  const Int8Format& format;
+  const PreparedFormat& format;
   const MatrixJob& job;
   uint8_t* out;
 };
 
-// Then any number of them meets W, whose panels of 16 rows are not to be cut.
-struct Int8Product : Product {
-  Int8Product(const TileFormat& f, const MatrixJob& j) : Product(f, j) {
-    step = std::max<int64_t>(16, step / 16 * 16);
+// Then any number of them meets W, whose panels of 16 rows, of which AMX takes two, are not to be cut.
+struct PreparedProduct : Product {
+  PreparedProduct(const TileFormat& f, const MatrixJob& j) : Product(f, j) {
+    step = std::max<int64_t>(32, step / 32 * 32);
     count = (j.n + step - 1) / step;
   }
 };
@@ -70,7 +70,11 @@ const TileFormat* coded(int tier, int format) {
   const TileFormat* found = tier_at(tier)->formats[format];
   return found && found->matrix ? found : nullptr;
 }
-bool is_int8(int format) { return format > NUM_FORMATS; }
+// Null if the format's own product takes this.
+const PreparedFormat* prepared(const TileFormat* f, int format, int dtype, int64_t rows) {
+  if (format > NUM_FORMATS) return static_cast<const PreparedFormat*>(f);  // int8 activations
+  return f->many && dtype == FT_BF16 && rows >= f->many->least_rows ? f->many : nullptr;
+}
 
 }  // namespace
 
@@ -87,20 +91,25 @@ int ft_coded_linear(int tier, int format, int dtype, const void* x, const void* 
                     int64_t rows, int64_t n, int64_t k) {
   const TileFormat* f = coded(tier, format);
   if (!f || !ft_matrix_bytes(format, n, k) || dtype < FT_BF16 || dtype > FT_F32) return FT_FAILED;
-  if (rows > FT_ROWS && !is_int8(format)) return FT_FAILED;
+  if (rows > ft_coded_rows(tier, format, dtype)) return FT_FAILED;
   if (rows < 1) return FT_OK;
   MatrixJob job{x, w, bias, y, rows, n, k, dtype};
-  if (!is_int8(format)) {
+  const PreparedFormat* other = prepared(f, format, dtype, rows);
+  if (!other) {
     Product(*f, job).run();
     return FT_OK;
   }
-  const Int8Format& octets = *static_cast<const Int8Format*>(f);
-  const std::unique_ptr<uint8_t[]> memory(new uint8_t[octets.row_bytes(k) * rows + 64]);
-  uint8_t* rows8 = (uint8_t*)ft_align((uint64_t)memory.get(), 64);
-  Octets(octets, job, rows8).run();
-  job.x = rows8;
-  Int8Product(*f, job).run();
+  const std::unique_ptr<uint8_t[]> memory(new uint8_t[other->row_bytes(k) * ft_align(rows, Prepare::AT_ONCE) + 64]);
+  uint8_t* ready = (uint8_t*)ft_align((uint64_t)memory.get(), 64);
+  Prepare(*other, job, ready).run();
+  job.x = ready;
+  PreparedProduct(*other, job).run();
   return FT_OK;
+}
+
+int64_t ft_coded_rows(int tier, int format, int dtype) {
+  const TileFormat* f = coded(tier, format);
+  return !f ? 0 : prepared(f, format, dtype, INT64_MAX) ? INT64_MAX : FT_ROWS;
 }
 
 int ft_coded_numbers(int tier, int format, const void* w, float* y, int64_t n, int64_t k, int64_t first,

@@ -74,6 +74,19 @@ static void matrix_numbers(const MatrixJob& job, int64_t first, int64_t last) {
 }
 
 template <class Tile>
+static void tile_weights(const WeightsJob& job) {
+  const Tile tile(Shape(*job.layer), job.tile);
+  float* out = job.out;
+  for (int i = job.first; i < job.last; i++)
+    for (int64_t k = job.from; k < job.to; k += STEP, out += STEP) {
+      F w[V];
+      if (job.matrix < 2) tile.row(job.matrix, i, k, w);
+      else tile.down(i, k, w);
+      for (int v = 0; v < V; v++) store(out + v * W, w[v]);
+    }
+}
+
+template <class Tile>
 static uint64_t matrix_bytes(int64_t rows, int64_t columns) {
   const Shape shape(rows, columns, 1);
   return Tile(shape, nullptr).size(shape, nullptr);

@@ -1,8 +1,8 @@
 // What a tier has besides formats, products and a layer's small operations: ordered sums, reading. And its table.
 #include "engine.h"
 #include "formats/list.h"
-#include "int8_table.h"
 #include "ops.h"
+#include "prepared.h"
 
 #if !defined(FT_INT8_ONLY)
 namespace FT_NS {
@@ -94,7 +94,7 @@ extern const TierOps ops;
 
 #define FT_NOTHING(name)
 #define FT_EXTERN(name) extern const TileFormat format_##name;
-#define FT_EXTERN_INT8(name) extern const Int8Format int8_##name;
+#define FT_EXTERN_INT8(name) extern const PreparedFormat int8_##name;
 namespace FT_BASE {
 FT_FORMATS(FT_EXTERN)
 }

@@ -312,8 +312,8 @@ int main() {
       one_format((int)f, (int)t, 96, 32);
       one_format((int)f, (int)t, 40, 8);
       one_format((int)f, (int)t, 256, 256);
-      for (int64_t rows : {1, 5, 16}) matrices((int)t, (int)f, rows, 35, 256);
-      for (uint32_t tokens : {1u, 19u}) whole_layer((int)t, (int)f, tokens);
+      for (int64_t rows : {1, 5, 32}) matrices((int)t, (int)f, rows, 35, 256);
+      for (uint32_t tokens : {1u, 49u}) whole_layer((int)t, (int)f, tokens);
     }
   for (size_t t = 0; t < tiers.size(); t++) operations((int)t);
   two_callers();

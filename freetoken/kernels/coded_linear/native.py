@@ -55,11 +55,12 @@ def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, int8: bool
     int8 = int8 and lib.has_int8(weight.fmt.name)
     rows, columns = weight.shape
     given = (x if weight.columns is None else x[..., weight.columns]).reshape(-1, columns).contiguous()
-    if given.shape[0] > MOST_ROWS and not int8:
+    kind = weight.fmt.name, _DTYPES[x.dtype]
+    if given.shape[0] > MOST_ROWS and not lib.takes_any_rows(kind, int8=int8):
         return _by_numbers(lib, given, weight, bias).view(*x.shape[:-1], rows)
     out = torch.empty((given.shape[0], rows), dtype=x.dtype)
     lib.coded_linear(
-        (weight.fmt.name, _DTYPES[x.dtype]),
+        kind,
         (
             given.data_ptr(),
             weight.packed.data_ptr(),

@@ -1,0 +1,115 @@
+"""AMX: many rows are within their bound, bit-equal in any company of so many, and torch is left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from freetoken.core.weights import CodedWeight
+from freetoken.experts.abi import OK
+from freetoken.kernels.coded_linear import native
+from freetoken.native.library import library
+from tests.native.build import EPS, EPS32, FORMATS, Item, answer, inputs, lib, one, reference, request, within
+from tests.native.test_int8 import coded
+
+TIERS = library().tiers if library() else ()
+AMX, BELOW = "amx", "avx512_bf16"
+LEAST = 16
+"""Rows of an expert from which on the tiles compute; dense products begin with one more."""
+MULTIPLIED = [f for f in FORMATS if f not in ("f16", "f32")]
+DENSE = [f for f in MULTIPLIED if f != "bf16"]
+pytestmark = pytest.mark.skipif(
+    AMX not in TIERS, reason="no AMX: this CPU lacks it, or its system or the compiler does"
+)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    yield
+    lib().start(2)
+
+
+def product(x: Tensor, weight: CodedWeight, bias: Tensor | None) -> Tensor:
+    out = torch.full((x.shape[0], weight.shape[0]), float("nan"), dtype=x.dtype)
+    at = 0 if bias is None else bias.data_ptr()
+    places = x.data_ptr(), weight.packed.data_ptr(), at, out.data_ptr()
+    kind = lib().format_index(weight.fmt.name), native._DTYPES[x.dtype]
+    status = lib()._lib.ft_coded_linear(TIERS.index(AMX), *kind, *places, x.shape[0], *weight.shape)
+    assert status == OK
+    return out
+
+
+@pytest.mark.parametrize("rows", [LEAST, 33, 128, 129, 300])
+@pytest.mark.parametrize("fmt", ["bf16", "q8_0", "q4_k", "nvfp4", "fp8_block", "iq3_s"])
+def test_many_rows_of_experts_of_many_tiles_are_within_their_bound(fmt, rows):
+    """More columns than are multiplied at a time, and rows that are cut in parts."""
+    made = one(fmt, 256, 1280, 256, 1, biased=True)
+    x = inputs(rows, 256, torch.bfloat16)
+    items = [Item(0, list(range(rows)))]
+    want, bound = reference(made, x, items)
+    within(answer(made, request(made, x, items), AMX), want, 2 * bound)
+
+
+@pytest.mark.parametrize("fmt", MULTIPLIED)
+def test_a_row_has_the_same_bits_wherever_it_stands_among_enough(fmt):
+    made = one(fmt, 256, 256, 256, 1)
+    x = inputs(61, 256, torch.bfloat16)
+    whole = answer(made, request(made, x, [Item(0, list(range(61)))]), AMX)
+    for count in (LEAST, 17, 32, 48):
+        rows = list(range(60, 60 - count, -1))
+        assert torch.equal(answer(made, request(made, x, [Item(0, rows)]), AMX), whole[rows]), count
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "q4_k"])
+def test_few_rows_and_other_types_are_the_tier_belows(fmt):
+    made = one(fmt, 256, 512, 256, 1)
+    for dtype, rows in ((torch.bfloat16, LEAST - 1), (torch.float16, 40), (torch.float32, 40)):
+        x = inputs(rows, 256, dtype)
+        io = request(made, x, [Item(0, list(range(rows)))])
+        assert torch.equal(answer(made, io, AMX), answer(made, io, BELOW)), dtype
+
+
+@pytest.mark.parametrize("fmt", DENSE)
+@pytest.mark.parametrize("rows", [17, 300])
+def test_a_dense_product_of_many_rows_is_within_its_bound(fmt, rows):
+    weight = coded(fmt, 75, 512, seed=rows)
+    x, bias = inputs(rows, 512, torch.bfloat16), inputs(1, 75, torch.bfloat16)[0]
+    numbers = weight.decode(torch.arange(75)).double()
+    want = x.double() @ numbers.t() + bias.double()
+    size = x.double().abs() @ numbers.t().abs() + bias.double().abs()
+    error = (product(x, weight, bias).double() - want).abs()
+    assert bool((error <= (512 + 64) * EPS32 * size + EPS[torch.bfloat16] * want.abs()).all())
+
+
+def test_dense_rows_have_the_same_bits_in_any_company_and_on_any_threads():
+    weight, x = coded("q4_k", 700, 512, seed=1), inputs(600, 512, torch.bfloat16)
+    lib().start(1)
+    whole = product(x, weight, None)
+    for threads in (2, 3):
+        lib().start(threads)
+        assert torch.equal(product(x, weight, None), whole)
+    for count in (17, 100):
+        assert torch.equal(product(x[-count:].contiguous(), weight, None), whole[-count:])
+
+
+def test_the_thread_count_never_changes_a_bit_of_many_rows():
+    made = one("bf16", 512, 512, 32, 3)
+    x = inputs(200, 512, torch.bfloat16)
+    io = request(made, x, [Item(e, list(range(m))) for e, m in enumerate((200, 40, 16))])
+    lib().start(1)
+    want = answer(made, io, AMX)
+    for threads in (2, 3, 2):
+        lib().start(threads)
+        assert torch.equal(answer(made, io, AMX), want)
+
+
+def test_torch_and_the_library_use_the_registers_by_turns():
+    """oneDNN configures and releases them as well."""
+    made, x = one("bf16", 256, 256, 256, 1), inputs(64, 256, torch.bfloat16)
+    io = request(made, x, [Item(0, list(range(64)))])
+    weight = inputs(256, 256, torch.bfloat16, seed=5)
+    lib().start(1)
+    first, theirs = answer(made, io, AMX), x @ weight
+    for _ in range(3):
+        assert torch.equal(answer(made, io, AMX), first) and torch.equal(x @ weight, theirs)
