@@ -257,7 +257,7 @@ def _grow_in_place() -> None:
     """Let torch's memory grow where it lies: blocks of fixed sizes leave gaps (measured: 0.5 of 8 GiB)."""
     if not env.names_an_allocator():
         with contextlib.suppress(RuntimeError):  # too late: another program of this process has taken memory
-            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def _lift_memory_lock() -> None:
