@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import psutil
 
 from freetoken.core.batch import DUMMY_PAGE, DUMMY_STATE, Segment
 from freetoken.core.log import logger
@@ -22,7 +23,10 @@ from freetoken.native.topology import default_threads
 log = logger("engine")
 PREPARING = "preparing kernels for this GPU"
 MOST_WORKERS = 8
-"""A quarter of each compilation holds Python's lock: more threads would wait for each other."""
+LEAST_FOR_HELPERS = 4
+"""A quarter of each compilation holds Python's lock: of so many threads every other one has a process."""
+HELPER_BYTES = 400 << 20
+"""What such a process may take of the host's memory while it lasts; all of them a quarter of what is free."""
 
 
 def prepare_kernels(
@@ -31,11 +35,13 @@ def prepare_kernels(
     length: int,
     tell: Callable[[str], None] = lambda what: None,
     workers: int | None = None,
+    helpers: int | None = None,
 ) -> Rehearsal | None:
     """Have ready what a prompt of `length` tokens and a step that decodes one sequence need.
 
     tell      hears how many of how many kernels are ready
     workers   threads that compile (default: one a core, up to MOST_WORKERS)
+    helpers   how many of them may have a process (default: every other one)
     """
     limits, as_job = scheduler.limits, scheduler.wants_job(length)
     prompt = _dead_prompt(length, limits.page_size)
@@ -54,11 +60,17 @@ def prepare_kernels(
     def count(done: int, of: int) -> None:
         tell(f"{PREPARING} ({done} of {of})")
 
-    done = rehearse(steps, workers or min(default_threads(), MOST_WORKERS), count)
+    workers = workers or min(default_threads(), MOST_WORKERS)
+    done = rehearse(steps, workers, count, helpers=_helpers(workers) if helpers is None else helpers)
     if done is not None:
-        what = (done.asked, done.compiled, done.failed)
-        log.debug("%d kernels were asked for ahead, %d compiled, %d failed", *what)
+        what = (done.asked, done.compiled, done.helped, done.failed)
+        log.debug("%d kernels were asked for ahead, %d compiled, %d by helpers, %d failed", *what)
     return done
+
+
+def _helpers(workers: int) -> int:
+    room: int = psutil.virtual_memory().available // (4 * HELPER_BYTES)
+    return min(workers // 2, room) if workers >= LEAST_FOR_HELPERS else 0
 
 
 def _dead_prompt(tokens: int, page_size: int) -> Segment:

@@ -59,6 +59,7 @@ class Replay:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     use_both_makers(monkeypatch)
+    monkeypatch.setattr(rehearsal, "LEAST_FOR_HELPERS", 1 << 20)  # they would compile
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Replay)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **how: contextlib.nullcontext())
     with plugged_in() as found:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ pytest.importorskip("triton")
 import triton
 from triton.compiler.errors import CompilationError
 
-from freetoken.kernels import _triton
+from freetoken.kernels import _helper, _triton
 from freetoken.kernels._rehearsal import Rehearsal, rehearse
 from freetoken.kernels._triton import Launch, jit, tl
 from tests.kernels.pretend_card import Card, plugged_in
@@ -21,9 +24,9 @@ ARCH = 90
 
 
 @jit(varying=("n",))
-def double(x, out, n, B: tl.constexpr):
+def double(x, out, n, B: tl.constexpr, MORE: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * 2 + MORE, mask=at < n)
 
 
 @jit
@@ -31,9 +34,9 @@ def wrong(x, B: tl.constexpr):
     tl.store(x + tl.arange(0, B), tl.zeros([B + 1], tl.float32))
 
 
-def doubling(n: int = 64, block: int = 64, offset: int = 0) -> Launch:
+def doubling(n: int = 64, offset: int = 0, more: int = 0) -> Launch:
     x = torch.zeros(n + offset)[offset:]
-    return Launch(double, (1,), (x, x, n), {"B": block})
+    return Launch(double, (1,), (x, x, n), {"B": 64, "MORE": more})
 
 
 @pytest.fixture
@@ -46,7 +49,9 @@ def card(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     knobs, threads = triton.knobs.compilation, set(threading.enumerate())
+    children = psutil.Process().children()
     yield
+    assert psutil.Process().children() == children
     assert knobs.listener is None and _triton.TAKER.get() is None
     assert set(threading.enumerate()) == threads
 
@@ -67,7 +72,7 @@ def cubins(tmp_path) -> list[str]:
 
 def test_what_is_asked_for_is_compiled_for_this_card_and_not_launched(card: Card, tmp_path) -> None:
     heard: list[tuple[int, int]] = []
-    found = done(doubling(), doubling(block=128), tell=lambda done, of: heard.append((done, of)))
+    found = done(doubling(), doubling(more=1), tell=lambda done, of: heard.append((done, of)))
     assert (found.asked, found.compiled, found.failed) == (2, 2, 0) and heard == [(1, 2), (2, 2)]
     assert not card.launched and card.launchers == ["double"], "one is enough for equal types"
     assert cubins(tmp_path) == ["double", "double"]
@@ -94,6 +99,35 @@ def test_a_later_start_finds_everything_on_disk(card: Card, tmp_path) -> None:
         again = rehearse(code, 2)
     assert found == [False, True]
     assert again is not None and (again.asked, again.compiled) == (1, 0)
+
+
+def test_processes_help_once_kernels_are_missing_on_disk(card: Card, tmp_path) -> None:
+    def code(rehearsal: Rehearsal) -> None:
+        until = time.monotonic() + 120
+        for more in itertools.count():
+            doubling(more=more)()
+            if more == 3:
+                assert not rehearsal.found_all()
+            time.sleep(0.5)
+            if rehearsal.helped or time.monotonic() > until:
+                return
+
+    found = rehearse(code, 2, helpers=1)
+    assert found is not None and found.helped and not found.failed
+    assert found.compiled == found.asked == len(cubins(tmp_path)), "none was compiled twice"
+
+
+@pytest.mark.parametrize("start", ["raise SystemExit(1)", "print('nothing that is known')"])
+def test_a_process_that_is_lost_leaves_its_kernels_to_the_others(start: str, card: Card, monkeypatch) -> None:
+    monkeypatch.setattr(_helper, "_START", start)
+
+    def code(rehearsal: Rehearsal) -> None:
+        for more in range(8):
+            doubling(more=more)()
+            assert more != 4 or not rehearsal.found_all()
+
+    found = rehearse(code, 2, helpers=1)
+    assert found is not None and (found.compiled, found.failed, found.helped) == (8, 0, 0)
 
 
 def test_a_kernel_that_does_not_compile_fails_where_it_is_launched(card: Card) -> None:
@@ -133,7 +167,7 @@ def test_whoever_hears_of_progress_may_end_it(card: Card) -> None:
         raise Unwanted
 
     with pytest.raises(Unwanted):
-        done(*(doubling(block=2**i) for i in range(4, 10)), tell=stop)
+        done(*(doubling(more=more) for more in range(6)), tell=stop)
     doubling()()
     assert card.launched == ["double"]
 
