@@ -57,22 +57,23 @@ bool as_half(float value, uint16_t& out) {
   return !(fraction & ((1u << shift) - 1));
 }
 
-template <typename T, T MASK, T BAD>
-bool none(const uint8_t* raw, int64_t count) {
-  bool bad = false;
+// True if no number is all ones under the mask.
+template <typename T>
+bool none(const uint8_t* raw, int64_t count, T mask) {
+  T bad = 0;
   for (int64_t i = 0; i < count; i++) {
     T v;
     std::memcpy(&v, raw + i * sizeof(T), sizeof(T));
-    bad |= (T)(v & MASK) == BAD;
+    bad = (T)(bad | ((v & mask) == mask));
   }
   return !bad;
 }
 
 bool finite(uint32_t kind, const uint8_t* raw, int64_t num_bytes) {
-  if (kind == FT_FINITE_E4M3) return none<uint8_t, 0x7F, 0x7F>(raw, num_bytes);
-  if (kind == FT_FINITE_E8M0) return none<uint8_t, 0xFF, 0xFF>(raw, num_bytes);
-  if (kind == FT_FINITE_F16) return none<uint16_t, 0x7C00, 0x7C00>(raw, num_bytes / 2);
-  if (kind == FT_FINITE_F32) return none<uint32_t, 0x7F800000, 0x7F800000>(raw, num_bytes / 4);
+  if (kind == FT_FINITE_E4M3) return none<uint8_t>(raw, num_bytes, 0x7F);
+  if (kind == FT_FINITE_E8M0) return none<uint8_t>(raw, num_bytes, 0xFF);
+  if (kind == FT_FINITE_F16) return none<uint16_t>(raw, num_bytes / 2, 0x7C00);
+  if (kind == FT_FINITE_F32) return none<uint32_t>(raw, num_bytes / 4, 0x7F800000);
   return true;
 }
 
@@ -168,11 +169,24 @@ bool made(const ft_step& s, const uint8_t* tensor, Numbers& out) {
   return true;
 }
 
+// A word of two codes, which lie 32 elements apart, in lines of 32 words.
+void byte_rows(const uint8_t* from, int64_t row, int64_t rows, int64_t columns, uint8_t* out) {
+  for (int64_t r = 0; r < rows; r++, from += row)
+    for (int64_t k = 0; k < columns; k += 64, out += 64) {
+      uint8_t line[64] = {};
+      for (int j = 0; j < 32; j++) line[2 * j] = from[k + j];
+      if (k + 32 < columns)
+        for (int j = 0; j < 32; j++) line[2 * j + 1] = from[k + 32 + j];
+      std::memcpy(out, line, 64);
+    }
+}
+
+// Two columns of down are a word of it, and one of the tile.
 void lay_codes(const ft_step& s, const Numbers& from, const int64_t shape[3], int64_t tile, uint8_t* out) {
-  uint8_t* const planes[2] = {out + s.offsets[0], out + s.offsets[1]};
   const int64_t hidden = shape[0], w = shape[1];
-  if (s.down) ft_unblock_down(&s.blocks, from.at + tile * s.blocks.block_bytes, from.row, hidden, w, planes);
-  else ft_unblock_rows(&s.blocks, from.at + tile * w * from.row, from.row, w, hidden, planes);
+  uint8_t* to = out + s.offsets[0];
+  if (s.down) ft_transpose(2, from.at + tile * w, (uint64_t)from.row, to, (uint64_t)(2 * hidden), hidden, w / 2);
+  else byte_rows(from.at + tile * w * from.row, from.row, w, hidden, to);
 }
 
 // 32 words a line, whose digits lie 32 elements apart: a byte has the same digit of two neighbours.

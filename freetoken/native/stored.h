@@ -3,14 +3,14 @@
 #ifndef FREETOKEN_STORED_H
 #define FREETOKEN_STORED_H
 
-#include "unblock.h"
+#include "api.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum ft_step_kind {
-  FT_STEP_CODES = 0,  /* rows of codes, into planes */
+  FT_STEP_CODES = 0,  /* rows of a code a byte, into words of two */
   FT_STEP_PART = 1,   /* a grid of numbers; down's is transposed */
   FT_STEP_SINGLE = 2, /* one number for a matrix */
   FT_STEP_HALVES = 3, /* a grid as float16, and the power of two that all of it was divided by, as float32 */
@@ -35,8 +35,7 @@ typedef struct ft_step {
   int64_t column;        /* likewise from column to column */
   int64_t rows, columns; /* of the grid; of codes, rows and bytes of one (item 1) */
   int64_t span, lines;   /* of I: what one line of a part covers, and the lines of a tile */
-  int64_t offsets[2];    /* in a tile: of planes, or of the part and of its power of two */
-  ft_blocks blocks;      /* how a row of codes lies, or what a tile has of it */
+  int64_t offsets[2];    /* in a tile: of codes or the part, and of its power of two */
 } ft_step;
 
 /* Tiles are `tile_step` bytes apart, their first `used` bytes are written; shape is H, w of I, tiles. Returns -1,

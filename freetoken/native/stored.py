@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from freetoken.native.library import library
-from freetoken.native.unblock import Blocks
 
 CODES, PART, SINGLE, HALVES, NIBBLES, EIGHTS, SORTED = range(7)
 AS_THEY_LIE, FROM_BF16, FROM_F16, FROM_F32, RECIPROCAL, TURNED, FIELDS = range(7)
@@ -39,7 +38,6 @@ class Step(ctypes.Structure):
         ("span", ctypes.c_int64),
         ("lines", ctypes.c_int64),
         ("offsets", ctypes.c_int64 * 2),
-        ("blocks", Blocks),
     ]
 
 

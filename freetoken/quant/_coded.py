@@ -9,6 +9,7 @@ lossless and `unpack` inverts it; code order is native/coded.h's.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from freetoken.quant._laying import DOWN as DOWN
 from freetoken.quant._laying import GATE as GATE
 from freetoken.quant._laying import MATRICES as MATRICES
 from freetoken.quant._laying import UP as UP
-from freetoken.quant._laying import LaidFormat, Stream, byte_codes
+from freetoken.quant._laying import LaidFormat, Stream
 from freetoken.quant._laying import Part as Part
 
 ALL = 1 << 30
@@ -300,7 +301,7 @@ class CodedFormat(LaidFormat):
     ) -> bool:
         """Write a matrix's planes into all tiles of [H, w] with the native library; False if it can't."""
         hidden, w = shape
-        blocks = byte_codes(w if name == DOWN else hidden, self.planes, self.words)
+        blocks = _byte_codes(w if name == DOWN else hidden, self.planes, self.words)
         if blocks is None or codes.dtype != torch.uint8 or codes.stride(-1) != 1:
             return False
         places = [tiles.data_ptr() + s.offset for s in streams if s.part is None and s.matrix == name]
@@ -341,6 +342,15 @@ class CodedFormat(LaidFormat):
             halves = words.reshape(*lead, w // (2 * digits), 1, h, 2)
             codes = _split(halves, bits, -3).movedim(-1, -2).reshape(*lead, w, h).mT
         return codes << low
+
+
+@functools.lru_cache
+def _byte_codes(columns: int, planes: tuple[int, ...], words: bool) -> unblock.Blocks | None:
+    """Rows of one code a byte, for the native library: a row is one block without parts."""
+    if not unblock.available() or columns >= 1 << 16:
+        return None
+    field = unblock.Field(0, unblock.RAW, 8, 0, columns, 0)
+    return unblock.blocks_of([field], planes, [], (columns, columns, int(words)))
 
 
 def _finite(values: Tensor) -> bool:

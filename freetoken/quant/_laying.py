@@ -8,7 +8,6 @@ from the same tensors, and whatever has no step here, or is no number, is left t
 from __future__ import annotations
 
 import abc
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from freetoken.core.errors import WeightsError
 from freetoken.core.units import ceil_div
 from freetoken.core.weights import Lay, Stored, WeightFormat
 from freetoken.native import stored as native
-from freetoken.native import unblock
+from freetoken.native.library import library
 
 GATE, UP, DOWN = MATRICES = ("gate", "up", "down")
 _FINITE = {
@@ -115,7 +114,7 @@ def laying(
     alternating: bool,
 ) -> Lay | None:
     """`WeightFormat.laying` for a tile of several formats, one after the other, each with some matrices."""
-    if not unblock.available():
+    if library() is None:
         return None
     (hidden, size), w, used = shape, tile_width, 0
     whole = {GATE: (size, hidden), UP: (size, hidden), DOWN: (hidden, size)}
@@ -170,21 +169,18 @@ class _Matrix:
         return found + [self._promise(*stored[name]) for name in sorted(promised)]
 
     def _codes(self, tensor: int, one: Stored) -> native.Step:
+        """Codes of eight bits or four, in words of two or four digits."""
         rows, columns = self.shape
-        planes = [s.offset for s in self.streams if s.part is None]
         step = native.Step(tensor=tensor, item=1, down=self.down, rows=rows)
-        step.offsets[: len(planes)] = planes
-        if one.lies.packing:
-            # A word has four digits, a byte two neighbours; a step of down is a dword of eight columns.
-            if self.fmt.planes != (4,) or not self.fmt.words or columns % 32 or self.width % 8:
-                raise _Unknown
-            step.kind, step.columns = native.NIBBLES, columns // 2
-            return self._lying(step, one, columns)
-        blocks = byte_codes(self.width if self.down else columns, self.fmt.planes, self.fmt.words)
-        if one.lies != weights.Lies("codes") or one.dtype not in _BYTES or blocks is None:
+        bits = 4 if one.lies.packing else 8
+        if self.fmt.planes != (bits,) or not self.fmt.words or columns % 32 or self.width % 8:
             raise _Unknown
-        step.kind, step.columns, step.blocks = native.CODES, columns, blocks
-        step.finite = _FINITE.get(self.fmt.never.get("codes"), native.ANY)
+        step.kind, step.columns = native.CODES if bits == 8 else native.NIBBLES, columns * bits // 8
+        step.offsets[0] = next(s.offset for s in self.streams if s.part is None)
+        if bits == 8:
+            if one.lies != weights.Lies("codes") or one.dtype not in _BYTES:
+                raise _Unknown
+            step.finite = _FINITE.get(self.fmt.never.get("codes"), native.ANY)
         return self._lying(step, one, columns)
 
     def _part(self, part: Part, tensor: int, one: Stored) -> native.Step:
@@ -276,12 +272,3 @@ def _some_rows(step: native.Step, first: int, every: int) -> native.Step:
     if step.kind != native.SINGLE:
         step.start, step.row = first * step.row, every * step.row
     return step
-
-
-@functools.lru_cache
-def byte_codes(columns: int, planes: tuple[int, ...], words: bool) -> unblock.Blocks | None:
-    """Rows of one code a byte, for the native library: a row is one block without parts."""
-    if not unblock.available() or columns >= 1 << 16:
-        return None
-    field = unblock.Field(0, unblock.RAW, 8, 0, columns, 0)
-    return unblock.blocks_of([field], planes, [], (columns, columns, int(words)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_what_is_laid_at_once_has_the_bytes_of_matrix_by_matrix(name: str, tmp_p
     assert torch.equal(one.buffer, other.buffer)
     count = one.num_layers * one.num_experts
     assert (one.laid, other.laid) == (0 if name in ELSEWHERE else count, 0)
+
+
+@pytest.mark.parametrize("name", ["ModelOpt fp8", "ModelOpt nvfp4", "compressed-tensors int4"])
+def test_lines_that_a_row_does_not_fill_end_in_zeros(name: str, tmp_path: Path) -> None:
+    writer = replace(WRITERS[name], extra={"hidden_size": 96})
+    stored, _ = code(checkpoints.random_tensors(FAMILY, {**TINY, **writer.extra}, fused=False), writer)
+    path = write(tmp_path, writer, stored)
+    one, other = bank_of(path, at_once=True), bank_of(path, at_once=False)
+    assert torch.equal(one.buffer, other.buffer) and one.laid
 
 
 def test_alternating_rows_of_a_stack_and_biases_are_laid_at_once(tmp_path: Path) -> None:
