@@ -1,6 +1,7 @@
 """`ft bench cpu`: how fast the CPU computes experts, beside how fast it reads the same memory.
 
-One row per (format, tier, threads, batch). Reading and computing are measured in turns over working sets
+One row per (format, tier, threads, batch); with `--rows` also one per rows of a prompt that share an expert,
+the tiers in turns. Reading and computing are measured in turns over working sets
 larger than any cache, so a share means the same on a busy machine; a share above 1.05 would mean that the
 measurement is wrong, and fails it. Says nothing about a whole token (`ft bench serving`).
 """
@@ -29,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tier", nargs="+", metavar="NAME", help="instruction sets (default: the best one)")
     parser.add_argument(
         "--threads", nargs="+", type=int, metavar="N", help="default: one, and all that serve"
+    )
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="N",
+        help="also N rows for each expert, as prompts have",
     )
     parser.add_argument("--hidden", type=int, default=2048, help="hidden size")
     parser.add_argument("--width", type=int, default=768, help="width of an expert")
@@ -67,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
             for tier in tiers:
                 report.progress(f"{fmt} {tier}, {count} threads")
                 rows += measure(made, tier, count, args.seconds, clock)
+            for number in args.rows:
+                report.progress(f"{fmt}, {number} rows, {count} threads")
+                rows += shared(made, tiers, number, args.seconds, clock)
         made.close()
     for count in threads:
         lib.start(count)
@@ -120,6 +132,31 @@ def measure(
     return rows
 
 
+def shared(
+    made: _native.Experts, tiers: list[str], number: int, seconds: float, clock: _native.Clock
+) -> list[dict[str, Any]]:
+    """TOP_K experts that `number` rows each share, by every tier in turns."""
+    threads, one = _native.require_library().threads, made.bank.layouts[0]
+    products = 3 * TOP_K * number * one.hidden * one.num_tiles * one.tile_width
+    calls = [_native.Caller(made, tier, TOP_K, number) for tier in tiers]
+    rows = []
+    for tier, spent in zip(tiers, _native.interleaved([*calls], seconds, clock=clock), strict=True):
+        rows.append(
+            {
+                "format": made.fmt,
+                "activations": "int8" if made.int8 else "16bit",
+                "tier": tier,
+                "threads": threads,
+                "rows": number,
+                "us": round(spent * 1e6, 1),
+                "giga_products_s": round(products / spent / 1e9, 1),
+            }
+        )
+    for call in calls:
+        call.close()
+    return rows
+
+
 def dispatch(threads: int) -> dict[str, Any]:
     """What waking all threads for nothing costs."""
     lib = _native.require_library()
@@ -135,9 +172,13 @@ def show(report: Report, rows: list[dict[str, Any]]) -> None:
             f"{100 * r['share_of_read_bw']:.0f} %", f"{r['cached_gb_s']:.1f}", f"{r['us']:.0f}",
             f"{r['speedup']:.2f}x" if r["speedup"] else "-",
         ]
-        for r in rows if r["format"]
+        for r in rows if "batch" in r
     ]  # fmt: skip
     report.table(header, body)
+    prompts = [r for r in rows if "rows" in r]
+    if prompts:
+        names = ("format", "tier", "threads", "rows", "us", "giga_products_s")
+        report.table([*names[:-1], "G products/s"], [[str(r[name]) for name in names] for r in prompts])
     for r in rows:
         if not r["format"]:
             report.line(f"dispatch to {r['threads']} threads: {r['dispatch_us']} us")

@@ -39,6 +39,17 @@ def test_the_cpu_bench_gives_a_row_for_every_format_threads_and_batch(capsys):
     assert [r["threads"] for r in body["rows"] if not r["format"]] == [1, 2]
 
 
+def test_rows_of_a_prompt_that_share_experts_are_measured_in_every_tier(capsys):
+    tiers = library().tiers[-2:]
+    words = (
+        f"bench cpu --format bf16 --tier {' '.join(tiers)} --rows 8 40 --threads 2 --size 0.01 --seconds 0.02"
+    )
+    assert cli.main([*words.split(), "--json"]) in (0, 1)
+    rows = [r for r in last_object(capsys)["rows"] if "rows" in r]
+    assert [(r["rows"], r["tier"]) for r in rows] == [(n, t) for n in (8, 40) for t in tiers]
+    assert all(r["us"] > 0 and r["giga_products_s"] > 0 and r["threads"] == 2 for r in rows)
+
+
 def test_wrong_words_are_refused(capsys):
     assert cli.main(["bench", "cpu", "--format", "q9_9"]) == 2
     assert cli.main(["bench", "cpu", "--tier", "avx3"]) == 2
