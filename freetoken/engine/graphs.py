@@ -20,6 +20,7 @@ from freetoken.core.batch import Batch, BatchBuffers, Segment
 from freetoken.core.interfaces import Device, ExpertBackend, Model
 from freetoken.core.log import logger
 from freetoken.core.units import format_bytes
+from freetoken.kernels._rehearsal import rehearse
 
 log = logger("graphs")
 
@@ -38,6 +39,7 @@ class DecodeGraphs:
         self._model, self._experts, self._device = model, experts, device
         self._buffers, self._max_rows = buffers, max_rows
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._rehearsed: set[int] = set()
         self._memory: tuple[int, int] | None = None
         self.capture_s = 0.0
 
@@ -62,11 +64,15 @@ class DecodeGraphs:
 
     def rehearse(self, rows: int) -> None:
         """Run a step of `rows` dead rows as `launch` captures it; nothing of it is kept."""
+        self._rehearsed.add(rows)
         self._buffers.fill([], rows, resolve=False)
         self._forward(self._buffers.batch(rows, rows, 0, (), True))
 
     def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         started, before = time.perf_counter(), torch.cuda.memory_allocated()
+        if self._device.compiles and rows not in self._rehearsed:
+            # Everybody who is being answered waits for these kernels.
+            rehearse(lambda rehearsal: self.rehearse(rows))
         self._buffers.fill([], rows, resolve=False)
         batch = self._buffers.batch(rows, rows, 0, (), True)
         self._forward(batch)  # compiles what is missing and takes workspaces

@@ -17,12 +17,10 @@ from freetoken.core.log import logger
 from freetoken.engine.prefill import PrefillJob, split_segments
 from freetoken.engine.runner import Runner
 from freetoken.engine.scheduler import Scheduler
-from freetoken.kernels._rehearsal import Rehearsal, rehearse
-from freetoken.native.topology import default_threads
+from freetoken.kernels._rehearsal import Rehearsal, most_workers, rehearse
 
 log = logger("engine")
 PREPARING = "preparing kernels for this GPU"
-MOST_WORKERS = 8
 LEAST_FOR_HELPERS = 4
 """A quarter of each compilation holds Python's lock: of so many threads every other one has a process."""
 HELPER_BYTES = 400 << 20
@@ -40,7 +38,7 @@ def prepare_kernels(
     """Have ready what a prompt of `length` tokens and a step that decodes one sequence need.
 
     tell      hears how many of how many kernels are ready
-    workers   threads that compile (default: one a core, up to MOST_WORKERS)
+    workers   threads that compile (default: one a core, up to eight)
     helpers   how many of them may have a process (default: every other one)
     """
     limits, as_job = scheduler.limits, scheduler.wants_job(length)
@@ -60,7 +58,7 @@ def prepare_kernels(
     def count(done: int, of: int) -> None:
         tell(f"{PREPARING} ({done} of {of})")
 
-    workers = workers or min(default_threads(), MOST_WORKERS)
+    workers = workers or most_workers()
     done = rehearse(steps, workers, count, helpers=_helpers(workers) if helpers is None else helpers)
     if done is not None:
         what = (done.asked, done.compiled, done.helped, done.failed)

@@ -23,7 +23,9 @@ from torch import Tensor
 from freetoken.core.log import logger
 from freetoken.kernels._helper import Helper, Request
 from freetoken.kernels._triton import AVAILABLE, INTERPRETED, TAKER, Launch, triton
+from freetoken.native.topology import default_threads
 
+MOST_WORKERS = 8
 READ_S = 0.25
 """A kernel that is not there by then is being compiled: reading one takes some milliseconds."""
 _log = logger("kernels")
@@ -167,13 +169,14 @@ class Rehearsal:
 
 def rehearse(
     code: Callable[[Rehearsal], None],
-    workers: int,
+    workers: int = 0,
     tell: Tell = lambda done, of: None,
     *,
     helpers: int = 0,
 ) -> Rehearsal | None:
     """Run `code` without launching, and compile what it asks for with `workers` threads.
 
+    workers   0: one a core, up to MOST_WORKERS
     helpers   how many of the threads may have a process of their own
     tell      hears how many of how many are ready; what it raises ends the rehearsal and is raised
     Returns what was asked for, or None where kernels aren't compiled ahead.
@@ -190,7 +193,7 @@ def rehearse(
             raise
 
     try:
-        one = Rehearsal(workers, helpers)
+        one = Rehearsal(workers or most_workers(), helpers)
         # Triton's compiler changes what warnings all threads ignore, and puts it back in any order.
         with warnings.catch_warnings():
             contextvars.copy_context().run(one.run, code, heard)
@@ -200,6 +203,10 @@ def rehearse(
         _log.debug("kernels are compiled one by one: %s", error, exc_info=True)
         return None
     return one
+
+
+def most_workers() -> int:
+    return min(default_threads(), MOST_WORKERS)
 
 
 def _kind(launch: Launch) -> Hashable:

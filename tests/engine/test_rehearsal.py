@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 import triton.compiler
 
 from freetoken.bench import synth
+from freetoken.core.batch import Segment
 from freetoken.core.options import Options
 from freetoken.core.units import MIB
 from freetoken.engine import rehearsal
@@ -98,6 +100,25 @@ def start(card: Card, monkeypatch: pytest.MonkeyPatch, device: KernelCpu, **wish
         compiler.forget()
     found.late, found.launched = list(compiler.made), set(card.launched)
     return found
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_the_first_step_of_more_requests_compiles_its_kernels_beside_each_other(
+    rows, card, monkeypatch
+) -> None:
+    compiler = Unmade(card)
+    monkeypatch.setattr(triton.compiler, "compile", compiler)
+    built = build(Options(**BACKENDS["offload"]), device=CapturingCpu(MEMORY))
+    built.engine.self_test()
+    before = len(compiler.made)
+    compiler.waited.clear()
+    token = np.ones(1, np.int32)
+    built.engine.runner.launch([Segment(token, 40, (1 + row,) * 8, 1 + row, row) for row in range(rows)])
+    built.close()
+    compiler.forget()
+    new = [name.rpartition(".")[2] for name, *_ in compiler.made[before:]]
+    assert {"look_up", "look_ahead", "narrow"} <= set(new) and len(new) >= 6, new
+    assert not compiler.waited
 
 
 def check(found: Start) -> None:

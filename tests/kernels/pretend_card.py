@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -65,11 +66,16 @@ def plugged_in(arch: int = ARCH) -> Iterator[Card]:
 
 
 class Unmade:
-    """Stands for the compiler. made: name, types, constants, alignments and options of each kernel."""
+    """Stands for the compiler.
+
+    made      name, types, constants, alignments and options of each kernel
+    waited    those among their names that a launch waited for
+    """
 
     def __init__(self, card: Card) -> None:
         self.card = card
         self.made: list[tuple[str, ...]] = []
+        self.waited: list[str] = []
         self._compile, self._kernels = triton.compiler.compile, []
 
     def __call__(self, src: Any, target: GPUTarget, options: dict[str, Any], **how: Any) -> Any:
@@ -77,6 +83,8 @@ class Unmade:
         self._kernels.append(src.fn)
         name = f"{src.fn.__module__}.{src.name}"
         self.made.append((name, *map(str, (src.signature, src.constants, src.attrs, options))))
+        if threading.current_thread() is threading.main_thread():
+            self.waited.append(name)
         if (listener := triton.knobs.compilation.listener) is not None:
             listener(src=src, metadata={}, metadata_group={}, times=None, cache_hit=False)
         return SimpleNamespace(
