@@ -16,7 +16,8 @@ namespace ft {
 
 // Where chunks of `rows` rows end: tiles per chunk. hurried: a device waits for some twenty tiles, and larger
 // chunks would leave workers without one (12 workers: 258 -> 277 tok/s on an H200; 15: no change).
-uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried);  // rows: of one chunk
+// many: the format's chunks take more than FT_ROWS rows.
+uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried, bool many);
 
 class Executor {
  public:
