@@ -30,7 +30,10 @@ OBJECTS = Path("build/objects")
 PLAIN = ("api", "executor", "isa", "layer", "loading", "poller", "pool", "stored", "unblock", "matrix")
 INT8 = ("int8", "int8_panel")
 """Products of bytes; a tier that says FT_INT8_ONLY adds them to the one below."""
-TIERED = ("tier", "linear", "ops", *(f"formats/{p.stem}" for p in sorted((FOLDER / "formats").glob("*.cpp"))))
+FORMATS = sorted((FOLDER / "formats").glob("*.cpp"))
+TOGETHER = 4
+"""Formats that are compiled as one file: the compiler's own headers cost a second each time."""
+TIERED = ("tier", "linear", "ops", *(f"formats/{p.stem}" for p in FORMATS[::TOGETHER]))
 AVX512 = ["-DFT_AVX512", *(f"-mavx512{x}" for x in ("f", "bw", "dq", "vl")), "-mfma", "-mf16c"]
 AVX2 = ["-DFT_AVX2", "-mavx2", "-mfma", "-mf16c"]
 X86_TIERS = {
@@ -79,6 +82,15 @@ def jobs(amx: bool) -> list[tuple[str, str, list[str]]]:
     return sorted(out[::-1], key=lambda job: job[1] != "int8")
 
 
+def beside(name: str) -> list[str]:
+    """What is compiled along with a file."""
+    names = [f"formats/{p.stem}" for p in FORMATS]
+    if name not in names:
+        return []
+    at = names.index(name)
+    return [part for p in FORMATS[at + 1 : at + TOGETHER] for part in ("-include", str(p))]
+
+
 def hashed(*parts: str | bytes) -> str:
     out = hashlib.sha256()
     for part in parts:
@@ -112,7 +124,7 @@ class BuildNative(build_ext):
     def _compile(self, job: tuple[str, str, list[str]]) -> str:
         """Compile one file for one tier unless that is done; return the object's path."""
         tier, name, flags = job
-        flags = [*FLAGS, *flags, *extra_flags()]
+        flags = [*FLAGS, *flags, *extra_flags(), *beside(name)]
         made_by = hashed(self._compiler, *flags)
         out = OBJECTS / f"{tier}-{made_by[:8]}" / f"{name}.o"
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -208,19 +208,20 @@ struct Coded {
   extern const TileFormat format_##name;                                                            \
   }                                                                                                 \
   namespace FT_NS {                                                                                 \
-  static void run(const TileJob& job) {                                                             \
+  static void name##_run(const TileJob& job) {                                                      \
     if (job.x_dtype != FT_BF16) return ft_avx512::format_##name.run(job);                           \
     run_tiles<Pairs>(job);                                                                          \
   }                                                                                                 \
-  static void matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch) {         \
+  static void name##_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_t* scratch) {  \
     if (job.dtype != FT_BF16) return ft_avx512::format_##name.matrix(job, first, last, scratch);    \
     run_matrix<Pairs>(job, first, last, scratch);                                                   \
   }                                                                                                 \
-  static void numbers(const MatrixJob& job, int64_t first, int64_t last) {                          \
+  static void name##_numbers(const MatrixJob& job, int64_t first, int64_t last) {                   \
     ft_avx512::format_##name.numbers(job, first, last);                                             \
   }                                                                                                 \
   extern const TileFormat format_##name;                                                            \
-  const TileFormat format_##name = {#name, run, tile_bytes, matrix_bytes<Floats::Tile>, matrix, numbers}; \
+  const TileFormat format_##name = {#name, name##_run, tile_bytes, matrix_bytes<Floats::Tile>, \
+                                    name##_matrix, name##_numbers};                                 \
   }
 #else
 #define FT_CODED(name, Floats, Pairs, tile_bytes)                                                   \

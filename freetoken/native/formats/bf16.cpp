@@ -100,7 +100,7 @@ struct Pairs {
 
 #endif
 
-static void run(const TileJob& job) {
+static void bf16_run(const TileJob& job) {
 #if defined(FT_BF16_DOT)
   if (job.x_dtype == FT_BF16) return run_tiles<Pairs>(job);
 #endif
@@ -108,6 +108,6 @@ static void run(const TileJob& job) {
 }
 
 extern const TileFormat format_bf16;
-const TileFormat format_bf16 = {"bf16", run, plain_bytes<uint16_t>, nullptr, nullptr, nullptr};
+const TileFormat format_bf16 = {"bf16", bf16_run, plain_bytes<uint16_t>, nullptr, nullptr, nullptr};
 
 }  // namespace FT_NS
