@@ -7,7 +7,6 @@ launches are taken (`kernels._rehearsal`). Knows no request. Invariant: nothing 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -35,25 +34,31 @@ def prepare_kernels(
     workers: int | None = None,
     helpers: int | None = None,
 ) -> Rehearsal | None:
-    """Have ready what a prompt of `length` tokens and a step that decodes one sequence need.
+    """Have ready what prompts of up to `length` tokens and steps of any number of sequences need.
+
+    Kernels differ by powers of two of their rows, so one step of each size tells of all. What one sequence
+    needs is asked for first: where that is on disk, an earlier start has compiled the rest, too.
 
     tell      hears how many of how many kernels are ready
     workers   threads that compile (default: one a core, up to eight)
     helpers   how many of them may have a process (default: every other one)
     """
-    limits, as_job = scheduler.limits, scheduler.wants_job(length)
-    prompt = _dead_prompt(length, limits.page_size)
+    limits = scheduler.limits
 
     def steps(rehearsal: Rehearsal) -> None:
-        runner.rehearse([replace(prompt, token_ids=prompt.token_ids[:1])])
-        # An earlier start compiled them, and the prompt's too: those are read as fast when they are launched.
+        one = _dead_prompt(1, limits.page_size)
+        runner.rehearse([one])
         if rehearsal.found_all():
             return
-        if as_job:
-            _run_job(PrefillJob(runner, [prompt], limits.chunk_tokens))
-        else:
-            for chunk in split_segments([prompt], limits.chunk_tokens):
-                runner.rehearse(chunk)
+        for size in reversed(sizes(length)):
+            prompt = _dead_prompt(size, limits.page_size)
+            if scheduler.wants_job(size):
+                _run_job(PrefillJob(runner, [prompt], limits.chunk_tokens))
+            else:
+                for chunk in split_segments([prompt], limits.chunk_tokens):
+                    runner.rehearse(chunk)
+        for rows in sizes(limits.max_running):
+            runner.rehearse([one] * rows)
 
     def count(done: int, of: int) -> None:
         tell(f"{PREPARING} ({done} of {of})")
@@ -69,6 +74,13 @@ def prepare_kernels(
 def _helpers(workers: int) -> int:
     room: int = psutil.virtual_memory().available // (4 * HELPER_BYTES)
     return min(workers // 2, room) if workers >= LEAST_FOR_HELPERS else 0
+
+
+def sizes(most: int) -> list[int]:
+    """2 to `most`, one for each power of two that a number can be rounded up to."""
+    return sorted(
+        {size for size in (2, *(3 << power for power in range(most.bit_length())), most) if 2 <= size <= most}
+    )
 
 
 def _dead_prompt(tokens: int, page_size: int) -> Segment:

@@ -21,11 +21,13 @@ from freetoken.core.batch import Segment
 from freetoken.core.options import Options
 from freetoken.core.units import MIB
 from freetoken.engine import rehearsal
-from freetoken.engine.build import build
+from freetoken.engine.build import Built, build
 from freetoken.native.library import library
 from tests.bench.makers import run_bench
 from tests.experts.device_build import KernelCpu
 from tests.kernels.pretend_card import Card, Unmade, plugged_in, use_both_makers
+
+from .served import Served, text_ids
 
 needs_native = pytest.mark.skipif(library() is None, reason="the native library is not built")
 MEMORY = 192 * MIB
@@ -78,7 +80,20 @@ class Start:
     launched: set[str] = field(default_factory=set)
 
 
-def start(card: Card, monkeypatch: pytest.MonkeyPatch, device: KernelCpu, **wishes) -> Start:
+def serve_all_sizes(built: Built) -> None:
+    """Prompts of many lengths, short ones together: decode steps of every number of sequences."""
+    served = Served(built)
+    for length in (2, 5, 11, 23, 50, 70, 150, 300, 700, 1500):
+        served.submit(f"alone {length}", text_ids(built, length, length), 2)
+        served.run()
+    for number in range(built.plan.max_running):
+        served.submit(f"one of many {number}", text_ids(built, number, 3), 3 + number)
+    served.run()
+
+
+def start(
+    card: Card, monkeypatch: pytest.MonkeyPatch, device: KernelCpu, *, busy: bool = False, **wishes
+) -> Start:
     compiler, found = Unmade(card), Start()
     monkeypatch.setattr(triton.compiler, "compile", compiler)
     built = build(Options(**wishes), device=device)
@@ -95,6 +110,8 @@ def start(card: Card, monkeypatch: pytest.MonkeyPatch, device: KernelCpu, **wish
     monkeypatch.setattr("freetoken.engine.engine.prepare_kernels", watched)
     try:
         built.engine.self_test(found.told.append)
+        if busy:
+            serve_all_sizes(built)
     finally:
         built.close()
         compiler.forget()
@@ -123,7 +140,6 @@ def test_the_first_step_of_more_requests_compiles_its_kernels_beside_each_other(
 
 def check(found: Start) -> None:
     assert found.ahead and not found.late, [name for name, *_ in found.late]
-    assert found.launched == {name for name, *_ in found.ahead}, "asked for in vain"
     twice = [one for one in found.ahead if found.ahead.count(one) > 1]
     assert not twice
     total = len(found.ahead)
@@ -135,6 +151,15 @@ def check(found: Start) -> None:
 @pytest.mark.parametrize("device", [CompilingCpu, CapturingCpu])
 def test_the_demo_model_compiles_nothing_after_its_rehearsal(device, backend, card, monkeypatch) -> None:
     check(start(card, monkeypatch, device(MEMORY), **BACKENDS[backend], **LAYER_BY_LAYER))
+
+
+@needs_native
+@pytest.mark.parametrize("backend", ["hybrid", "fused"])
+def test_requests_of_all_sizes_compile_nothing_either(backend, card, monkeypatch) -> None:
+    wishes = {**BACKENDS[backend], **LAYER_BY_LAYER, "max_running_requests": 9}
+    found = start(card, monkeypatch, CapturingCpu(MEMORY), busy=True, **wishes)
+    check(found)
+    assert found.launched == {name for name, *_ in found.ahead}, "asked for in vain"
 
 
 @pytest.mark.parametrize("chunk", [64, 2048])

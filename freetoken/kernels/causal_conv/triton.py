@@ -14,7 +14,7 @@ from freetoken.kernels.causal_conv import reference
 RANK = 20
 
 
-@jit(varying=("n",))
+@jit(varying=("n", "x_outer"))
 def convolve(
     x,
     state,

@@ -12,6 +12,10 @@ from freetoken.kernels._triton import Launch, jit, power_of_two, tl
 from freetoken.kernels.grouped_mlp._types import Routes
 
 
+ROWS = 512
+"""Rows that a block looks at together, however few there are: one kernel for all prompts."""
+
+
 @jit
 def _hits(ids, first, expert, T, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr):
     """(which of BT rows go to the expert, by which route of theirs)."""
@@ -78,8 +82,7 @@ def plan(ids: Tensor, num_experts: int, block: int) -> tuple[Routes, list[Launch
     blocks = most_blocks(rows, top_k, num_experts, block)
     counts, first = ints(num_experts), ints(num_experts + 1)
     routes = Routes(ids, ints(blocks * block), ints(rows * top_k), first, ints(blocks), block, num_experts)
-    tall = min(512, max(16, power_of_two(rows)))
-    consts = {"K": top_k, "KP": power_of_two(top_k), "BT": tall}
+    consts = {"K": top_k, "KP": power_of_two(top_k), "BT": ROWS}
     every = {"E": num_experts, "EP": power_of_two(num_experts), "BM": block}
     args = (ids, first, routes.order, routes.place, routes.owner, rows)
     return routes, [
