@@ -126,7 +126,7 @@ def test_the_first_step_of_more_requests_compiles_its_kernels_beside_each_other(
     compiler = Unmade(card)
     monkeypatch.setattr(triton.compiler, "compile", compiler)
     built = build(Options(**BACKENDS["offload"]), device=CapturingCpu(MEMORY))
-    built.engine.self_test()
+    built.engine.self_test(ahead=False)  # as after a start that was cut short
     before = len(compiler.made)
     compiler.waited.clear()
     token = np.ones(1, np.int32)

@@ -11,7 +11,6 @@ from torch import Tensor
 from freetoken.kernels._triton import Launch, jit, power_of_two, tl
 from freetoken.kernels.grouped_mlp._types import Routes
 
-
 ROWS = 512
 """Rows that a block looks at together, however few there are: one kernel for all prompts."""
 
