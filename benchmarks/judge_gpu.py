@@ -115,11 +115,12 @@ def run(phase: Phase, left_s: float, say: Callable[[dict[str, Any]], None]) -> b
         out, told = process.communicate(timeout=left_s)
         if process.returncode:
             line |= {"error": f"exit code {process.returncode}", "tail": told.splitlines()[-8:]}
-        if out.strip():
-            line |= json.loads(out.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         line["error"] = f"did not end within {left_s:.0f} s"
-        stop(process)
+        out = stop(process)
+    try:
+        if out.strip():
+            line |= json.loads(out.strip().splitlines()[-1])
     except ValueError as error:
         line["error"] = f"its last line is no object: {error}"
     line["seconds"] = round(time.monotonic() - began, 1)
@@ -127,14 +128,14 @@ def run(phase: Phase, left_s: float, say: Callable[[dict[str, Any]], None]) -> b
     return "error" not in line
 
 
-def stop(process: subprocess.Popen[str]) -> None:
-    """Ask first: a phase that started servers stops them on its way out."""
+def stop(process: subprocess.Popen[str]) -> str:
+    """Ask first: a phase that started servers stops them on its way out, and may tell what it has."""
     process.terminate()
     try:
-        process.communicate(timeout=STOP_S)
+        return process.communicate(timeout=STOP_S)[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        return process.communicate()[0]
 
 
 def main() -> int:

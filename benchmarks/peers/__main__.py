@@ -5,7 +5,8 @@
 
 Servers named by --server are started (`{port}` is filled in) and stopped, those of --url are running already.
 In every round each server gets the same prompts, no two of a run begin alike, and the order turns. Medians
-of the rounds are shown, and of the rounds' ratios to the first server. A walk (a checkpoint of `ft bench
+of the rounds are shown, and of the rounds' ratios to the first server; one that is stopped (SIGTERM) shows
+the rounds that it has. A walk (a checkpoint of `ft bench
 synth`) makes answers checkable: `right` is the share of words that it continues with.
 """
 
@@ -81,10 +82,33 @@ def right(answer: Answer, follow: list[str]) -> float:
     return sum(a == b for a, b in zip(said, follow, strict=False)) / max(len(said), 1)
 
 
+class Stopped(Exception):
+    """Somebody wants an end; the rounds so far count."""
+
+
 def measure(servers: dict[str, Server], wanted: list[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rounds over cases and servers; a row for each case and server."""
-    texts, names = Texts(args.walk or "", args.start), list(servers)
+    """Rounds over cases and servers; a row for each case and server that has a whole round."""
+    names = list(servers)
     found = {(case.name, name): Found() for case in wanted for name in names}
+    try:
+        _rounds(servers, wanted, args, found)
+    except Stopped:
+        print("stopped early", file=sys.stderr)
+    whole = [case for case in wanted if min(len(found[case.name, name].rounds) for name in names)]
+    for case in whole:
+        most = min(len(found[case.name, name].rounds) for name in names)
+        for name in names:
+            del found[case.name, name].rounds[most:]
+    return [row(case, name, found, names[0]) for case in whole for name in names]
+
+
+def _rounds(
+    servers: dict[str, Server],
+    wanted: list[Case],
+    args: argparse.Namespace,
+    found: dict[tuple[str, str], Found],
+) -> None:
+    texts, names = Texts(args.walk or "", args.start), list(servers)
     for case in wanted:
         for number in range(args.warm_up + args.repeats):
             prompts = [texts.take_with_answer(case.prompt, case.tokens) for _ in range(case.streams)]
@@ -93,7 +117,6 @@ def measure(servers: dict[str, Server], wanted: list[Case], args: argparse.Names
                 into = found[case.name, name] if number >= args.warm_up else Found()
                 ask(servers[name], case, prompts, into)
         print(f"{case.name}: done", file=sys.stderr, flush=True)
-    return [row(case, name, found, names[0]) for case in wanted for name in names]
 
 
 def row(case: Case, name: str, found: dict[tuple[str, str], Found], first: str) -> dict[str, Any]:
@@ -179,6 +202,9 @@ def main(words: list[str] | None = None) -> int:
     except FreeTokenError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except Stopped:
+        print("stopped before there was a server to measure", file=sys.stderr)
+        return 128 + signal.SIGTERM
     show(rows, names[0])
     if args.json:
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
@@ -188,8 +214,8 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _leave(number: int, frame: object) -> None:
-    """A stop from outside ends the servers, too."""
-    raise SystemExit(128 + number)
+    """A stop from outside ends the servers, too, and shows what there is."""
+    raise Stopped
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Options:
     )
     cpu_activations: str = _opt(
         str,
-        "what the CPU multiplies coded weights with: int8 is faster, a little less exact",
+        "what the CPU multiplies coded weights with: int8 decodes faster, a little less exact",
         "experts",
         default="16bit",
         choices=CPU_ACTIVATIONS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from tests.bench.makers import last_object, run_bench
 
 
 @contextmanager
-def stranger(pause_s=0.0, fault=""):
+def stranger(pause_s=0.0, fault="", asked=None):
     """A server of somebody else that continues English."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -29,10 +30,12 @@ def stranger(pause_s=0.0, fault=""):
             self._answer(200, json.dumps({"data": [{"id": "strange"}]}))
 
         def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            wish = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if asked is not None:
+                asked.append(wish["prompt"])
             if fault == "refuses":
                 return self._answer(400, '{"error": "no"}')
-            words = [] if fault == "silent" else ["word"] * asked["max_tokens"]
+            words = [] if fault == "silent" else ["word"] * wish["max_tokens"]
             self.send_response(200)
             self.end_headers()
             for word in words:
@@ -40,7 +43,7 @@ def stranger(pause_s=0.0, fault=""):
                 self._event({"choices": [{"text": f" {word}"}]})
             if fault == "breaks":
                 return self._event({"error": {"message": "broken"}})
-            usage = {"prompt_tokens": len(asked["prompt"].split()), "completion_tokens": len(words)}
+            usage = {"prompt_tokens": len(wish["prompt"].split()), "completion_tokens": len(words)}
             self._event({"choices": [], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
 
@@ -86,6 +89,20 @@ def test_two_servers_of_anyone_are_compared_in_turns(capsys):
     assert rows["1 stream", "a"]["sum_tok_s_ratio"] == 1.0
     assert rows["1 stream", "b"]["sum_tok_s_ratio"] > 1.5 and rows["2 streams", "b"]["sum_tok_s_ratio"] > 1.5
     assert rows["prompt 9", "b"]["prompt_tokens"] == 9
+
+
+def test_a_comparison_that_is_stopped_shows_the_rounds_that_it_has():
+    asked: list[str] = []
+    with stranger(asked=asked) as url:
+        words = [f"--url=a={url}", "--streams", "1", "2", "--warm-up", "0", "--repeats", "100000", "--json"]
+        command = [sys.executable, "-m", "benchmarks.peers", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while len(asked) < 4 and process.poll() is None:
+                time.sleep(0.01)
+            process.terminate()
+            out, told = process.communicate(timeout=60)
+    (row,) = json.loads(out.splitlines()[-1])["rows"]
+    assert row["case"] == "1 stream" and row["repeats"] >= 3 and "stopped early" in told
 
 
 @pytest.mark.parametrize("fault", ["refuses", "breaks", "silent"])
