@@ -7,6 +7,9 @@ namespace FT_NS {
 constexpr int SIDE = 16, LINE = 32;  // a register: 16 rows of 32 bfloat16 numbers, or 16 x 16 sums
 constexpr int TILE = SIDE * LINE;    // numbers of one
 
+// GCC's intrinsics don't say that they read memory, so what was stored for them must be there first.
+FT_INLINE void settle() { __asm__ volatile("" ::: "memory"); }
+
 // The registers are this thread's for as long as one lives. Others (oneDNN) configure and release them, too, so
 // nothing is left configured; each configuration takes 50 ns.
 struct Tiles {
@@ -17,6 +20,7 @@ struct Tiles {
       uint8_t rows[16] = {};
     } shape;
     for (int i = 0; i < 8; i++) shape.row_bytes[i] = 64, shape.rows[i] = SIDE;
+    __asm__ volatile("" ::"r"(&shape) : "memory");
     _tile_loadconfig(&shape);
   }
   ~Tiles() { _tile_release(); }
@@ -43,6 +47,7 @@ struct Ahead {
 // c[2] = a x1, c[3] = b x1, each [16 rows of weights][16 rows of x].
 FT_INLINE void multiply(Split a, Split b, const uint16_t* x0, const uint16_t* x1, int64_t lines, float (*c)[SIDE * SIDE],
                         Ahead& ahead) {
+  settle();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -82,6 +87,7 @@ FT_INLINE void multiply(Split a, Split b, const uint16_t* x0, const uint16_t* x1
 FT_INLINE void add_columns(const uint16_t* a0, const uint16_t* a1, Split b, int64_t lines, float* sums0, float* sums1,
                            int64_t stride, bool fresh) {
   const int64_t step = stride * 4;
+  settle();
   if (fresh) {
     _tile_zero(0);
     _tile_zero(1);
