@@ -153,6 +153,7 @@ class Device(abc.ABC):
     run_ahead       launching a step before the last one is read pays
     kernels         has kernels that decide residency themselves; captures: decode steps are replayed
     compiles        compiles a kernel when it is first launched
+    rehearsing      steps are run for the kernels that they would launch: nothing is copied over the link
     locks_memory    only copies to and from host memory that is locked (`pin`) leave the caller free meanwhile
     memory_bytes    what this process may take of it in all; beside_bytes: of it the driver's own, which no
                     pool can have
@@ -170,6 +171,7 @@ class Device(abc.ABC):
     kernels: bool = False
     captures: bool = False
     compiles: bool = False
+    rehearsing: bool = False
     locks_memory: bool = False
     memory_bytes: int = 0
     beside_bytes: int = 0

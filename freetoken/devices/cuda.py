@@ -69,6 +69,8 @@ class CudaStream(Stream):
         self.copy_all([(dst, src)])
 
     def copy_all(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        if self._device.rehearsing:
+            return
         with torch.cuda.stream(self.stream):
             for dst, src in pairs:
                 dst.copy_(src, non_blocking=True)

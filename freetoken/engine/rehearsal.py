@@ -34,7 +34,7 @@ def prepare_kernels(
     workers: int | None = None,
     helpers: int | None = None,
 ) -> Rehearsal | None:
-    """Have ready what prompts of up to `length` tokens and steps of any number of sequences need.
+    """Have ready what prompts of `length` tokens, or any other number, and steps of all sizes need.
 
     Kernels differ by powers of two of their rows, so one step of each size tells of all. What one sequence
     needs is asked for first: where that is on disk, an earlier start has compiled the rest, too.
@@ -50,7 +50,8 @@ def prepare_kernels(
         runner.rehearse([one])
         if rehearsal.found_all():
             return
-        for size in reversed(sizes(length)):
+        most = max(length, min(limits.chunk_tokens, limits.max_model_len - 1))
+        for size in reversed(sizes(most)):
             prompt = _dead_prompt(size, limits.page_size)
             if scheduler.wants_job(size):
                 _run_job(PrefillJob(runner, [prompt], limits.chunk_tokens))
@@ -64,7 +65,12 @@ def prepare_kernels(
         tell(f"{PREPARING} ({done} of {of})")
 
     workers = workers or most_workers()
-    done = rehearse(steps, workers, count, helpers=_helpers(workers) if helpers is None else helpers)
+    helpers = _helpers(workers) if helpers is None else helpers
+    runner.device.rehearsing = True
+    try:
+        done = rehearse(steps, workers, count, helpers=helpers)
+    finally:
+        runner.device.rehearsing = False
     if done is not None:
         what = (done.asked, done.compiled, done.helped, done.failed)
         log.debug("%d kernels were asked for ahead, %d compiled, %d by helpers, %d failed", *what)
