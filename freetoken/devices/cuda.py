@@ -258,7 +258,8 @@ class CudaDevice(Device):
 def _grow_in_place() -> None:
     """Let torch's memory grow where it lies: blocks of fixed sizes leave gaps (measured: 0.5 of 8 GiB)."""
     if not env.names_an_allocator():
-        with contextlib.suppress(RuntimeError):  # too late: another program of this process has taken memory
+        # Too late where this process has taken memory already; a torch without the call leaves gaps.
+        with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 

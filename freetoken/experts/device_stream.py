@@ -192,7 +192,8 @@ class DeviceStream:
             view, records = self._table.pool.view(), self._bank.layer(layer)
             for expert, slot in zip(group.experts, slots, strict=False):
                 self._copy.copy(view[slot][: records.shape[1]], records[expert])
-            self.link_bytes += len(group.experts) * records.shape[1]
+            if not self._device.rehearsing:
+                self.link_bytes += len(group.experts) * records.shape[1]
             group.event = self._copy.record()
             self._ahead.append(group)
 

@@ -105,6 +105,15 @@ def test_a_comparison_that_is_stopped_shows_the_rounds_that_it_has():
     assert row["case"] == "1 stream" and row["repeats"] >= 3 and "stopped early" in told
 
 
+def test_a_server_is_ready_whose_words_have_no_text_and_not_one_that_refuses():
+    with stranger(fault="silent") as url:
+        Server(url, "strange").try_out()
+        with pytest.raises(DeviceError):
+            Server(url, "strange").complete("one", 2)
+    with stranger(fault="refuses") as url, pytest.raises(DeviceError):
+        Server(url, "strange").try_out()
+
+
 @pytest.mark.parametrize("fault", ["refuses", "breaks", "silent"])
 def test_a_server_that_fails_fails_the_comparison(fault, capsys):
     with stranger(fault=fault) as url:
