@@ -39,7 +39,7 @@ set_up() {  # set_up EXTRAS, like '.[fast]'
       return 1
     }
   fi
-  echo "Installing FreeToken and its packages into .venv (a minute or two, the first time) ..." >&2
+  echo "Installing FreeToken and its packages into .venv (the first time some minutes, most of them compiling for the CPU) ..." >&2
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$1"
   printf '%s\n%s\n' "$state" "$1" >"$stamp"
 }

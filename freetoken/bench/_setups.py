@@ -95,10 +95,13 @@ def add_repeat_arguments(parser: argparse.ArgumentParser, repeats: int = 5, warm
     )
 
 
+def has_gpu(args: argparse.Namespace) -> bool:
+    return args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
+
+
 def is_small(args: argparse.Namespace) -> bool:
     """Whether sizes for a machine without a GPU, or for the demo model, are right."""
-    on_gpu = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
-    return not on_gpu or args.model == DEMO
+    return not has_gpu(args) or args.model == DEMO
 
 
 def check_repeats(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from freetoken.bench._engine import Asked, Driven
 from freetoken.bench._report import Report, add_report_arguments
-from freetoken.bench._setups import Prompts, add_setup_arguments, is_small, opened, setups
+from freetoken.bench._setups import Prompts, add_setup_arguments, has_gpu, is_small, opened, setups
 from freetoken.core.errors import ConfigError
 from freetoken.core.units import GIB, MIB, format_bytes, parse_bytes
 
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.moves < 1 or args.streams < 1:
         raise ConfigError("--moves and --streams are at least 1.", code="invalid_option")
+    _choose_device(args)
     report, prompts = Report("elastic", args), Prompts(args.model)
     size = args.move or (SMALL_MOVE if is_small(args) else MOVE)
     tokens = BETWEEN * (args.moves + 2)
@@ -63,6 +64,19 @@ def run(args: argparse.Namespace) -> int:
     if wrong := [row for row in rows if not row["equal"]]:
         report.line(f"FAILED: moving memory changed what {len(wrong)} of {len(rows)} engines said.")
     return 1 if wrong else 0
+
+
+def _choose_device(args: argparse.Namespace) -> None:
+    """A CPU has no memory of its own to take away: without a GPU a simulated one gives and takes."""
+    if args.device == "auto" and not has_gpu(args):
+        args.device = "sim"
+        args.backend = ["hybrid"] if args.backend == ["auto"] else args.backend
+    if args.device == "cpu":
+        raise ConfigError(
+            "A CPU has no memory of its own that could be taken away.",
+            code="invalid_option",
+            hint="Leave --device out, or use --device sim.",
+        )
 
 
 def _measure(engine: Driven, texts: list[list[int]], size: int, count: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def advice(plan: Plan) -> tuple[str, str]:
     if plan.device == "cpu":
         return (
             "the CPU computes everything: how fast it reads memory bounds the speed of long answers",
-            "more memory channels and cores; CUDA kernels are not in this version yet",
+            "an NVIDIA GPU (compute capability 8.0 or newer), more memory channels, a smaller weight format",
         )
     if plan.backend == "fused":
         return (

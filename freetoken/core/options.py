@@ -48,7 +48,11 @@ def _opt(
 class Options:
     """Wishes of one engine. kinds: `bytes` sizes, `rate` a share 0..1, `flag`, int, float, str."""
 
-    model: str | None = _opt(str, "checkpoint directory or script:FILE (default: the embedded demo)", "model")
+    model: str | None = _opt(
+        str,
+        "checkpoint directory, .gguf file, OWNER/NAME or script:FILE (default: the embedded demo)",
+        "model",
+    )
     served_model_name: str | None = _opt(str, "name that /v1/models shows", "model")
     max_model_len: int | None = _opt(
         int, "context limit in tokens (default: the model's)", "model", bounds=(2,)

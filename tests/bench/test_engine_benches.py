@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from freetoken.bench import _setups, decode, elastic, prefill, suffix, synth
 from freetoken.bench._engine import Asked, Driven
@@ -195,3 +196,12 @@ def test_moving_memory_pauses_streams_and_changes_nothing_they_say(model, capsys
     row = last_object(capsys)["rows"][0]
     assert row["equal"] and len(row["pause_ms"]) == row["moves"] == 2 and min(row["pause_ms"]) >= 0
     assert row["move_bytes"] == 1 << 20 and min(row["move_ms"]) > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is used then")
+def test_without_a_gpu_the_simulated_ones_memory_moves(capsys):
+    assert run_bench(elastic, "--moves", 1, "--streams", 1, "--json") == 0
+    row = last_object(capsys)["rows"][0]
+    assert (row["device"], row["backend"], row["equal"]) == ("sim", "hybrid", True)
+    with pytest.raises(ConfigError, match="no memory of its own"):
+        run_bench(elastic, "--device", "cpu")

@@ -90,6 +90,7 @@ def test_a_server_answers_a_chat_and_says_what_it_decided(
     assert out == ""
     for word in ("machine", "model", "plan", "limit", "helps", "loaded", f"http://127.0.0.1:{port}"):
         assert word in err
+    assert "NVIDIA GPU" in err.partition("helps")[2].splitlines()[0], "what would help is something there is"
     assert "Who are you?" not in err, "a log never holds a prompt"
     assert "POST /v1/chat/completions 200" in err
 
