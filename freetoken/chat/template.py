@@ -21,6 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from freetoken.chat.files import read_object, read_text
 from freetoken.chat.template_limits import Limits, MeteredEnvironment, TemplateLimit, metered
 from freetoken.core.errors import RequestError, WeightsError
 
@@ -63,14 +64,14 @@ class ChatTemplate:
     @classmethod
     def from_directory(cls, path: Path) -> ChatTemplate | None:
         """Find the templates of a checkpoint; None if it has none (a base model)."""
-        config = _read_json(path / "tokenizer_config.json")
+        config = read_object(path / "tokenizer_config.json")
         sources: dict[str, str] = {}
-        for where in (config, _read_json(path / "chat_template.json")):
+        for where in (config, read_object(path / "chat_template.json")):
             sources.update(_named(where.get("chat_template")))
         for file in sorted(path.glob("additional_chat_templates/*.jinja")):
-            sources[file.stem] = file.read_text(encoding="utf-8")
+            sources[file.stem] = read_text(file, code="invalid_chat_template")
         if (path / "chat_template.jinja").is_file():
-            sources["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+            sources["default"] = read_text(path / "chat_template.jinja", code="invalid_chat_template")
         special = {name: _token_text(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
         return cls(sources, special) if sources else None
 
@@ -221,23 +222,16 @@ def _named(found: object) -> dict[str, str]:
     if isinstance(found, Mapping):
         return {str(name): str(text) for name, text in found.items()}
     if isinstance(found, Sequence):
-        return {str(entry["name"]): str(entry["template"]) for entry in found}
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in found}
+        except (TypeError, KeyError) as error:
+            raise WeightsError(
+                "chat_template is a list, but not of templates with their names.",
+                code="invalid_chat_template",
+                hint="Fetch tokenizer_config.json again.",
+            ) from error
     return {}
 
 
 def _token_text(token: object) -> str:
-    return str(token["content"]) if isinstance(token, Mapping) else str(token)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsError(
-            f"{path.name} is not valid JSON: {error}.",
-            code="invalid_checkpoint",
-            hint="Fetch the file again.",
-        ) from error
-    return value if isinstance(value, dict) else {}
+    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token)

@@ -20,6 +20,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from freetoken.chat.files import read_object
 from freetoken.core.errors import WeightsError
 
 IntArray = NDArray[np.int32]
@@ -232,7 +233,7 @@ def _byte_of_char() -> dict[str, bytes]:
 def _eos_ids(path: Path, backend: tokenizers.Tokenizer) -> list[int]:
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        found = _json(path / name).get("eos_token_id")
+        found = read_object(path / name).get("eos_token_id")
         several = found if isinstance(found, list) else [] if found is None else [found]
         if not all(isinstance(i, int) and 0 <= i < 1 << 31 for i in several):
             raise WeightsError(
@@ -241,19 +242,7 @@ def _eos_ids(path: Path, backend: tokenizers.Tokenizer) -> list[int]:
                 hint="Fetch the file again.",
             )
         ids += several
-    token = _json(path / "tokenizer_config.json").get("eos_token")
+    token = read_object(path / "tokenizer_config.json").get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     named = backend.token_to_id(text) if isinstance(text, str) else None
     return ids + ([] if named is None else [named])
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise WeightsError(
-            f"{path.name} is not valid JSON: {error}.",
-            code="invalid_json",
-            hint="Fetch the file again.",
-        ) from error
-    return value if isinstance(value, dict) else {}

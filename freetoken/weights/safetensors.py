@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -267,7 +268,7 @@ def _read_index(path: Path) -> dict[str, str]:
         listed = _mapped(text) or json.loads(text, object_pairs_hook=_no_duplicates)["weight_map"]
         if not listed or not all(isinstance(file, str) for file in listed.values()):
             raise ValueError("weight_map must map names to files")
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
         raise WeightsError(
             f"{path.name} can't be read: {error}.",
             code="invalid_index",
@@ -296,7 +297,7 @@ def _mapped(text: bytes) -> dict[str, str] | None:
 
 
 def _check_present(index: Path, shards: list[Path]) -> None:
-    missing = [p.name for p in shards if not p.is_file()]
+    missing = [p.name for p in shards if not os.path.isfile(p)]  # Path raises for names too long
     if missing:
         raise WeightsError(
             f"{index.name} lists {len(shards)} files; missing: {', '.join(missing)}.",

@@ -193,5 +193,31 @@ def test_templates_are_found_in_each_of_their_places(tmp_path: Path) -> None:
     assert found is not None and found.render([]) == "jinja"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("chat_template.jinja", b"\xff\xfe{{ messages }}", "invalid_chat_template"),
+        ("tokenizer_config.json", b"[" * 100_000, "invalid_json"),
+        ("tokenizer_config.json", b'{"a": "\xff"}', "invalid_json"),
+        ("chat_template.json", b"[1]", "invalid_json"),
+        ("chat_template.json", b'{"chat_template": [1]}', "invalid_chat_template"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "invalid_chat_template"),
+    ],
+)
+def test_a_damaged_file_is_the_checkpoints_error(
+    name: str, content: bytes, code: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WeightsError) as caught:
+        ChatTemplate.from_directory(tmp_path)
+    assert caught.value.code == code and caught.value.hint
+
+
+def test_a_special_token_without_a_text_is_none(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config_json={"chat_template": "[{{ pad_token }}]", "pad_token": {"id": 1}})
+    found = ChatTemplate.from_directory(tmp_path)
+    assert found is not None and found.render([]) == "[]"
+
+
 def test_a_base_model_has_no_template(tmp_path: Path) -> None:
     assert ChatTemplate.from_directory(write(tmp_path, tokenizer_config_json={})) is None

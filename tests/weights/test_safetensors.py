@@ -231,6 +231,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "the index points outside": (
         lambda p: relist(p, lambda m: m.update(a="../one.safetensors")), "invalid_index", "../one",
     ),
+    "the index names what no disk can hold": (
+        lambda p: relist(p, lambda m: m.update(a="a" * 3000)), "missing_shard", "a" * 3000,
+    ),
+    "the index is a folder": (
+        lambda p: ((p / INDEX_NAME).unlink(), (p / INDEX_NAME).mkdir()), "invalid_index", INDEX_NAME,
+    ),
 }  # fmt: skip
 
 
