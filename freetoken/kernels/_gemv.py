@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._triton import HALF, Card, Launch, jit, power_of_two, tl
 
 MOST_ROWS = 16
@@ -31,13 +32,16 @@ def gemv(
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     col = tl.arange(0, BK)
     at = weight + row.to(tl.int64)[:, None] * K + col[None, :]
     coming = tl.load(
         at, mask=(row < N)[:, None] & (col < K)[None, :], other=0.0, eviction_policy="evict_first"
     )
+    pdl.await_previous(PDL)
     scale = 1.0
     if norm is not None:
         squares = tl.zeros([BK], tl.float32)
@@ -78,7 +82,10 @@ def narrow(
     TP: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     token = tl.arange(0, TP)
     col = tl.arange(0, BK)
@@ -129,12 +136,12 @@ def launches(
     (rows, k), n = x.shape, weight.shape[0]
     if rows == 1:
         bn, bk, warps = _gemv_block(n, k, where)
-        consts = {"K": k, "BN": bn, "BK": bk}
+        consts = {"K": k, "BN": bn, "BK": bk, "PDL": where.pdl}
         args = (x, norm, weight, bias, residual, out, eps, n)
         return [Launch(gemv, (-(-n // bn),), args, consts, warps=warps, stages=1)]
     assert norm is None
     bn, bk = 16, min(256, power_of_two(k))
-    consts = {"K": k, "TP": 8 if rows <= 8 else 16, "BN": bn, "BK": bk}
+    consts = {"K": k, "TP": 8 if rows <= 8 else 16, "BN": bn, "BK": bk, "PDL": where.pdl}
     args = (x, weight, bias, residual, out, rows, n)
     return [Launch(narrow, (-(-n // bn),), args, consts, warps=1, stages=4)]
 
@@ -145,7 +152,8 @@ def _gemv_block(n: int, k: int, where: Card) -> tuple[int, int, int]:
     Measured on an H200: 5120 x 2048 7.3 us (1,024 columns and 4 warps: 8.6), 2048 x 4096 5.7 (5.9), a head of
     151,936 rows 139 (152).
     """
-    bk = min(2048, power_of_two(k))
+    # A whole row in flight while the kernel before still runs.
+    bk = min(4096 if where.pdl else 2048, power_of_two(k))
     bn, warps = 8192 // bk, 8
     while bn > 1 and n // bn < 4 * where.sms:
         bn, warps = bn // 2, max(2, warps // 2)

@@ -21,8 +21,9 @@ from torch import Tensor
 try:
     import triton as triton
     import triton.language as tl
+    import triton.language.extra.cuda as gdc
 except ImportError:
-    triton = tl = None
+    triton = tl = gdc = None
 
 AVAILABLE = triton is not None
 INTERPRETED = bool(AVAILABLE and triton.knobs.runtime.interpret)
@@ -98,6 +99,8 @@ class Launch:
         options = {"num_warps": self.warps, "num_stages": self.stages}
         if self.registers:
             options["maxnreg"] = self.registers
+        if self.consts.get("PDL"):
+            options["launch_pdl"] = True
         self.kernel.run(*self.args, grid=self.grid, warmup=warmup, **self.consts, **options)
 
 
@@ -111,6 +114,11 @@ class Card:
 
     arch: int
     sms: int
+
+    @property
+    def pdl(self) -> bool:
+        """Whether a kernel may start before the one whose results it waits for has ended (`_pdl`)."""
+        return self.arch >= 90
 
     @property
     def shared_bytes(self) -> int:

@@ -43,6 +43,8 @@ def compile_for(launch: Launch, card: Card) -> Compiled:
     assert not missing, f"{launch.kernel.__name__} is not given {missing}"
     source = ASTSource(launch.kernel, signature, consts, attrs)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    if launch.consts.get("PDL"):
+        options["launch_pdl"] = True
     if launch.registers:
         options["maxnreg"] = launch.registers
     made = triton.compile(source, target=GPUTarget("cuda", card.arch, 32), options=options)

@@ -270,7 +270,7 @@ def test_a_biased_router_is_two_launches_as_any() -> None:
     live, ids = torch.ones(2, dtype=torch.bool), torch.empty(2, 3, dtype=torch.int32)
     launches = [
         *router.plan_logits(h, norm, 1e-6, (weight, bias), (to[1], to[0]), card(h.device)),
-        *router.plan_choice(to[0], live, (ids, to[0]), True),
+        *router.plan_choice(to[0], live, (ids, to[0]), True, card(h.device)),
     ]
     assert len(launches) == 2
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._triton import Card, Launch, floor_power_of_two, jit, power_of_two, tl
 
 LOG2_E = 1.4426950408889634
@@ -46,7 +47,10 @@ def split_attention(
     SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * G
     length = known
@@ -117,20 +121,34 @@ def split_attention(
 
 
 @jit
-def merge_splits(parts, peaks, sums, sinks, out, N, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr):
+def merge_splits(
+    parts,
+    peaks,
+    sums,
+    sinks,
+    out,
+    N,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     where = tl.program_id(0).to(tl.int64)
     split, dim = tl.arange(0, SPLITS), tl.arange(0, DP)
     peak = tl.load(peaks + where * SPLITS + split)
     total = tl.load(sums + where * SPLITS + split)
+    # Asked for before it is known which runs had keys: bytes that nobody wrote are left out below.
+    at = parts + (where * SPLITS + split)[:, None] * D + dim[None, :]
+    part = tl.load(at, mask=(dim < D)[None, :], other=0.0)
     higher = tl.max(peak, 0)
     if sinks is not None:
         sink = tl.load(sinks + where % N) * 1.4426950408889634
         higher = tl.maximum(higher, sink)
     higher = tl.where(higher == float("-inf"), 0.0, higher)
     share = tl.exp2(peak - higher)
-    mask = (total > 0)[:, None] & (dim < D)[None, :]
-    part = tl.load(parts + (where * SPLITS + split)[:, None] * D + dim[None, :], mask=mask, other=0.0)
-    mixed = tl.sum(part * share[:, None], 0)
+    mixed = tl.sum(tl.where((total > 0)[:, None], part * share[:, None], 0.0), 0)
     whole = tl.sum(total * share, 0)
     if sinks is not None:
         whole += tl.exp2(sink - higher)
@@ -180,11 +198,11 @@ def plan(
     args += (tokens, context if one else 0, scale * LOG2_E)
     args += (q.stride(0), q.stride(1), table.stride(0), *pages.stride()[:4])
     consts = {"G": group, "GP": rows, "D": dim, "DP": wide, "PAGE": page_size, "BN": bn}
-    consts |= {"SPLITS": splits, "WINDOW": window or None, "PRECISION": _precision(q)}
+    consts |= {"SPLITS": splits, "WINDOW": window or None, "PRECISION": _precision(q), "PDL": where.pdl}
     warps = 4 if rows * wide <= 8192 else 8
     found = [Launch(split_attention, (batch, kv_heads, splits), args, consts, warps, stages=3)]
     if splits > 1:
-        consts = {"D": dim, "DP": wide, "SPLITS": splits}
+        consts = {"D": dim, "DP": wide, "SPLITS": splits, "PDL": where.pdl}
         args = (parts, peaks, sums, sinks, out, heads)
         found.append(Launch(merge_splits, (count * heads,), args, consts))
     return found

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._triton import Card, Launch, card, jit, power_of_two, tl
 from freetoken.kernels._triton import supports as supports
 from freetoken.kernels.delta_decode import reference
@@ -34,7 +35,10 @@ def convolve_one(
     C,
     K: tl.constexpr,
     BC: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     b = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = channel < C
@@ -84,7 +88,10 @@ def step_and_norm(
     HV: tl.constexpr,
     DV: tl.constexpr,
     DVP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     head, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     key_head = head // (HV // HK)
     i, j = tl.arange(0, DKP), tl.arange(0, DVP)
@@ -174,13 +181,13 @@ def plan(
     mixed = torch.empty(batch, channels, dtype=torch.float32, device=out.device)
     wide = min(128, power_of_two(channels))
     args = (inputs.qkv, conv, layer.conv, *which, mixed, inputs.qkv.stride(0), conv.stride(0), channels)
-    consts = {"K": layer.conv.shape[0], "BC": wide}
+    consts = {"K": layer.conv.shape[0], "BC": wide, "PDL": where.pdl}
     first = Launch(convolve_one, (-(-channels // wide), batch), args, consts, warps=max(1, wide // 32))
     args = (mixed, inputs.z, inputs.b, inputs.a, layer.decay, layer.dt_bias, layer.norm, delta, *which, out)
     args += (layer.eps, channels, inputs.z.stride(0), inputs.b.stride(0), inputs.a.stride(0))
     args += (delta.stride(0), k_dim**-0.5)
     consts = {"HK": k_heads, "DK": k_dim, "DKP": power_of_two(k_dim), "HV": v_heads}
-    consts |= {"DV": v_dim, "DVP": power_of_two(v_dim)}
+    consts |= {"DV": v_dim, "DVP": power_of_two(v_dim), "PDL": where.pdl}
     numbers = consts["DKP"] * consts["DVP"]
     return [
         first,

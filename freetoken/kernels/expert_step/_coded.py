@@ -10,6 +10,7 @@ two 16-bit numbers: what it rounds to and the rest, so that its value is kept to
 from __future__ import annotations
 
 from freetoken.kernels import _codes as codes
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._gate import gate_up
 from freetoken.kernels._triton import INTERPRETED, jit, tl
 from freetoken.kernels.expert_step._tiles import bias_of, find_block, route_of, routes_of, wants
@@ -59,8 +60,9 @@ def coded_vector_rows(
     K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr,
     NT: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
     DOWN: tl.constexpr, REGIONS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
-    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl.await_previous(PDL)
     PER: tl.constexpr = W // SUB
     SPAN: tl.constexpr = DOWN[7]
     run = tl.program_id(0)
@@ -85,6 +87,7 @@ def coded_vector_rows(
                     u += bias_of(tile, BIAS + 4 * W, row)
                 middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty).to(tl.float32)
                 middle = tl.reshape(middle, [SUB // SPAN, SPAN])
+                pdl.let_next_start(PDL)
                 route = route_of(match, token, K, KP)
                 out = partials + (route.to(tl.int64) * NT * PER + run) * H
                 for h in range(0, H, BD):
@@ -147,8 +150,9 @@ def coded_few_rows(
     K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr,
     NT: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr, TP: tl.constexpr, GATE: tl.constexpr,
     UP: tl.constexpr, DOWN: tl.constexpr, REGIONS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
-    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl.await_previous(PDL)
     PER: tl.constexpr = W // SUB
     run = tl.program_id(0)
     expert, mine, arrives, source, keep = find_block(
@@ -169,6 +173,7 @@ def coded_few_rows(
             g += bias_of(tile, BIAS, row)[None, :]
             u += bias_of(tile, BIAS + 4 * W, row)[None, :]
         middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty)
+        pdl.let_next_start(PDL)
         routed, route = routes_of(ids, token, T, expert, K, KP)
         out = partials + (route.to(tl.int64) * NT * PER + run)[:, None] * H
         for h in range(0, H, BD):

@@ -8,6 +8,7 @@ are those of `reference`, bit by bit.
 
 from __future__ import annotations
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._triton import INTERPRETED, jit, tl
 from freetoken.kernels.expert_step import _rules as rules
 
@@ -171,7 +172,10 @@ def look_up(
     TWO_SPEED: tl.constexpr,
     HOST: tl.constexpr,
     SPEC: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     base = layer * E
     word = tl.arange(0, 8)
     # Everything is asked for before anything is written: a load can't move across a store, and a warp that

@@ -8,6 +8,7 @@ order, so results don't depend on who was resident.
 
 from __future__ import annotations
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._codes import copy_bytes
 from freetoken.kernels._gate import gate_up
 from freetoken.kernels._triton import INTERPRETED, jit, tl
@@ -141,7 +142,9 @@ def vector_rows(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     OFFSET: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.await_previous(PDL)
     PER: tl.constexpr = W // SUB
     run = tl.program_id(0)
     expert, mine, arrives, source, keep = find_block(
@@ -163,6 +166,7 @@ def vector_rows(
             if tl.sum(match.to(tl.int32)) > 0:
                 base = _typed(source + offset, x.dtype.element_ty)
                 g, u = _first_half(x + token * H, base, copy, kept, row, H, W, SUB, BH)
+                pdl.let_next_start(PDL)
                 inside = (col < H)[None, :] & (row >= 0)[:, None]
                 next_d = tl.load(base + down, mask=inside, other=0.0, eviction_policy="evict_first")
                 g = tl.sum(g, 1)
@@ -218,7 +222,9 @@ def few_rows(
     OFFSET: tl.constexpr,
     STAGES: tl.constexpr,
     TP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.await_previous(PDL)
     PER: tl.constexpr = W // SUB
     run = tl.program_id(0)
     expert, mine, arrives, source, keep = find_block(
@@ -253,6 +259,7 @@ def few_rows(
             else:
                 g = tl.dot(xs, tl.trans(gw), g)
                 u = tl.dot(xs, tl.trans(uw), u)
+        pdl.let_next_start(PDL)
         raw = source.to(tl.pointer_type(tl.uint8))
         if BIAS > 0:  # noqa: SIM102 - decided while compiling
             if kept:
@@ -273,12 +280,13 @@ def few_rows(
 
 
 @jit
-def wait(words, io):
+def wait(words, io, PDL: tl.constexpr):
     """Until the host has answered; gives up after about a second, then everyone does.
 
     One warp of one block asks: as many as add would keep the link so busy that the answer comes late
     (measured: 0.4 ms a layer).
     """
+    pdl.await_previous(PDL)
     pending = tl.load(words + 4)
     if (pending != 0) & (tl.load(words + 3) == 0):
         reply = (tl.cast(io, tl.int64) + 128).to(tl.pointer_type(tl.int32))
@@ -311,7 +319,9 @@ def combine(
     BC: tl.constexpr,
     HOST: tl.constexpr,
     OUT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.await_previous(PDL)
     row = tl.program_id(0)
     col = tl.program_id(1) * BC + tl.arange(0, BC)
     run = tl.arange(0, RP)
@@ -326,13 +336,14 @@ def combine(
         mask=(run[None, :] < end[:, None])[:, :, None] & (col < H)[None, None, :],
         other=0.0,
     )
-    value = tl.sum(part, 1)
+    theirs = tl.zeros([KP, BC], tl.float32)
     if HOST:
-        theirs = (
-            (tl.cast(io, tl.int64) + OUT).to(tl.pointer_type(tl.float32)) + route[:, None] * H + col[None, :]
-        )
+        at = (tl.cast(io, tl.int64) + OUT).to(tl.pointer_type(tl.float32))
         left = (live & (end < NT * PER))[:, None] & (col < H)[None, :]
-        value += tl.load(theirs, mask=left, other=0.0, volatile=True)
+        theirs = tl.load(at + route[:, None] * H + col[None, :], mask=left, other=0.0, volatile=True)
+    # Not before all has been asked for: the next product's weights would fill the way here.
+    pdl.let_next_start(PDL)
+    value = tl.sum(part, 1) + theirs
     value *= weight[:, None]
     total = tl.zeros([BC], tl.float32)
     for k in tl.static_range(K):  # one after the other, in ascending expert id

@@ -52,10 +52,10 @@ def _age_consts(table: Table) -> dict[str, int]:
 
 
 def look_up(table: Table, place: Place, call: Call) -> None:
-    look_up_launch(table, place, call)()
+    look_up_launch(table, place, call, card(call.x.device))()
 
 
-def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
+def look_up_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
     rows, top_k = call.ids.shape
     io = call.io
     offsets = io.offsets if io is not None else (0, 0, 0, 0)
@@ -93,6 +93,7 @@ def look_up_launch(table: Table, place: Place, call: Call) -> Launch:
             "TWO_SPEED": table.policy == "two_speed",
             "HOST": io is not None,
             "SPEC": spec,
+            "PDL": where.pdl,
         },
         warps=_warps(place, rows, top_k),
     )
@@ -241,6 +242,7 @@ def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
         "SUB": sub,
         "NT": coded.num_tiles,
         "BIAS": coded.bias_offset,
+        "PDL": where.pdl,
     } | gate_consts(place.activation)
     few = rows > VECTOR_ROWS
     plan = _plain_blocks if coded.plain == PLAIN_TYPES[call.x.dtype] else _coded_blocks
@@ -290,17 +292,20 @@ def _coded_blocks(coded: Coded, sub: int, many: int) -> tuple[Any, dict[str, Any
 def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
     kind = torch.float32 if residual is None else residual.dtype
     out = torch.empty(call.x.shape[0], place.hidden, dtype=kind, device=call.x.device)
+    where = card(call.x.device)
     if call.io is not None:
-        wait_launch(table, call.io)()
-    combine_launch(table, place, call, residual, out)()
+        wait_launch(table, call.io, where)()
+    combine_launch(table, place, call, residual, out, where)()
     return out
 
 
-def wait_launch(table: Table, io: Io) -> Launch:
-    return Launch(_tiles.wait, (1,), (table.words, io.address), warps=1)
+def wait_launch(table: Table, io: Io, where: Card) -> Launch:
+    return Launch(_tiles.wait, (1,), (table.words, io.address), {"PDL": where.pdl}, warps=1)
 
 
-def combine_launch(table: Table, place: Place, call: Call, residual: Tensor | None, out: Tensor) -> Launch:
+def combine_launch(
+    table: Table, place: Place, call: Call, residual: Tensor | None, out: Tensor, where: Card
+) -> Launch:
     rows, top_k = call.ids.shape
     per = place.coded.tile_width // sub_width(place.coded.tile_width)
     runs = power_of_two(place.num_tiles * per)
@@ -329,6 +334,7 @@ def combine_launch(table: Table, place: Place, call: Call, residual: Tensor | No
             "BC": block,
             "HOST": call.io is not None,
             "OUT": call.io.offsets[3] if call.io is not None else 0,
+            "PDL": where.pdl,
         },
         warps=4,
     )
@@ -392,7 +398,7 @@ def _specimen(
     call = call if host else replace(call, io=None)
     return [
         Launch(_look_up.age, (1,), (table.words, table.fast, table.slow, total), _age_consts(table)),
-        look_up_launch(table, place, call),
+        look_up_launch(table, place, call, where),
         victims_launch(table, experts),
         look_ahead_launch(table, place, call.ids, call.ids),
         fetch_launch(table, place, None),
@@ -400,6 +406,6 @@ def _specimen(
         promote_launch(table, place, addresses, (0, experts), 8),
         fetch_launch(table, place, addresses),
         run_launch(table, place, call, where),
-        *([wait_launch(table, io)] if host else []),
-        combine_launch(table, place, call, call.x, call.x),
+        *([wait_launch(table, io, where)] if host else []),
+        combine_launch(table, place, call, call.x, call.x, where),
     ]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from freetoken.kernels._triton import Card, Launch, jit, power_of_two, tl
+from freetoken.kernels import _pdl as pdl
+from freetoken.kernels._triton import Card, Launch, card, jit, power_of_two, tl
 from freetoken.kernels._triton import supports as supports
 from freetoken.kernels.gating import reference
 
@@ -16,7 +17,11 @@ KINDS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 
 
 @jit
-def act_rows(gate, up, out, gate_stride, up_stride, W, KIND: tl.constexpr, BC: tl.constexpr):
+def act_rows(
+    gate, up, out, gate_stride, up_stride, W, KIND: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr
+):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BC + tl.arange(0, BC)
     g = tl.load(gate + row * gate_stride + col, mask=col < W, other=0.0).to(tl.float32)
@@ -35,8 +40,11 @@ def act_rows(gate, up, out, gate_stride, up_stride, W, KIND: tl.constexpr, BC: t
 
 @jit
 def sigmoid_rows(
-    x, gate, out, x_row, x_head, gate_row, gate_head, N, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr
-):
+    x, gate, out, x_row, x_head, gate_row, gate_head, N,
+    D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BN + tl.arange(0, BN)[:, None]
     dim = tl.arange(0, DP)[None, :]
@@ -48,7 +56,9 @@ def sigmoid_rows(
 
 
 @jit
-def add_rows(h, routed, y, gate, out, gate_row, H, BC: tl.constexpr):
+def add_rows(h, routed, y, gate, out, gate_row, H, BC: tl.constexpr, PDL: tl.constexpr):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BC + tl.arange(0, BC)
     at = row * H + col
@@ -65,16 +75,16 @@ def act_mul(activation: str, gate: Tensor, up: Tensor) -> Tensor:
     if gate.dim() != 2 or gate.stride(1) != 1 or up.stride(1) != 1 or not gate.numel():
         return reference.act_mul(activation, gate, up)
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    for launch in plan_act(activation, gate, up, out):
+    for launch in plan_act(activation, gate, up, out, card(out.device)):
         launch()
     return out
 
 
-def plan_act(activation: str, gate: Tensor, up: Tensor, out: Tensor) -> list[Launch]:
+def plan_act(activation: str, gate: Tensor, up: Tensor, out: Tensor, where: Card) -> list[Launch]:
     rows, width = gate.shape
     wide = min(1024, power_of_two(width)) if rows > 8 else min(256, power_of_two(width))
     args = (gate, up, out, gate.stride(0), up.stride(0), width)
-    consts = {"KIND": KINDS[activation], "BC": wide}
+    consts = {"KIND": KINDS[activation], "BC": wide, "PDL": where.pdl}
     return [Launch(act_rows, (rows, -(-width // wide)), args, consts, warps=max(1, wide // 256))]
 
 
@@ -82,17 +92,17 @@ def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
     if x.dim() != 3 or x.stride(2) != 1 or gate.stride(2) != 1 or not x.numel():
         return reference.sigmoid_mul(x, gate)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for launch in plan_sigmoid(x, gate, out):
+    for launch in plan_sigmoid(x, gate, out, card(out.device)):
         launch()
     return out
 
 
-def plan_sigmoid(x: Tensor, gate: Tensor, out: Tensor) -> list[Launch]:
+def plan_sigmoid(x: Tensor, gate: Tensor, out: Tensor, where: Card) -> list[Launch]:
     rows, heads, dim = x.shape
     wide = power_of_two(dim)
     block = max(1, min(power_of_two(heads), (1024 if rows > 8 else 256) // wide))
     args = (x, gate, out, x.stride(0), x.stride(1), gate.stride(0), gate.stride(1), heads)
-    consts = {"D": dim, "DP": wide, "BN": block}
+    consts = {"D": dim, "DP": wide, "BN": block, "PDL": where.pdl}
     return [Launch(sigmoid_rows, (rows, -(-heads // block)), args, consts, warps=max(1, block * wide // 256))]
 
 
@@ -101,17 +111,20 @@ def add_routed(h: Tensor, routed: Tensor, shared: tuple[Tensor, Tensor] | None) 
     if not h.numel() or not all(t.is_contiguous() for t in others):
         return reference.add_routed(h, routed, shared)
     out = torch.empty(h.shape, dtype=h.dtype, device=h.device)
-    for launch in plan_add(h, routed, shared, out):
+    for launch in plan_add(h, routed, shared, out, card(out.device)):
         launch()
     return out
 
 
-def plan_add(h: Tensor, routed: Tensor, shared: tuple[Tensor, Tensor] | None, out: Tensor) -> list[Launch]:
+def plan_add(
+    h: Tensor, routed: Tensor, shared: tuple[Tensor, Tensor] | None, out: Tensor, where: Card
+) -> list[Launch]:
     rows, width = h.shape
     wide = min(1024, power_of_two(width)) if rows > 8 else min(256, power_of_two(width))
     y, gate = shared or (None, None)
     args = (h, routed, y, gate, out, 0 if gate is None else gate.stride(0), width)
-    return [Launch(add_rows, (rows, -(-width // wide)), args, {"BC": wide}, warps=max(1, wide // 256))]
+    consts = {"BC": wide, "PDL": where.pdl}
+    return [Launch(add_rows, (rows, -(-width // wide)), args, consts, warps=max(1, wide // 256))]
 
 
 def widen(x: Tensor) -> Tensor:
@@ -126,8 +139,8 @@ def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
         products, h, routed = empty(rows, 1025), empty(rows, 2048), empty(rows, 2048, dtype=torch.float32)
         heads = empty(rows, 16, 512)
         yield lambda where, p=products, h=h, r=routed, heads=heads: [
-            *plan_act("silu", p[:, :512], p[:, 512:1024], p[:, :512]),
-            *plan_sigmoid(heads[..., :256], heads[..., 256:], heads[..., :256]),
-            *plan_add(h, r, (h, p[:, 1024:]), h),
-            *plan_add(h, r, None, h),
+            *plan_act("silu", p[:, :512], p[:, 512:1024], p[:, :512], where),
+            *plan_sigmoid(heads[..., :256], heads[..., 256:], heads[..., :256], where),
+            *plan_add(h, r, (h, p[:, 1024:]), h, where),
+            *plan_add(h, r, None, h, where),
         ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._triton import Card, Launch, card, jit, power_of_two, tl
 from freetoken.kernels._triton import supports as supports
 from freetoken.kernels.rms_norm import reference
@@ -28,7 +29,10 @@ def norm_rows(
     D: tl.constexpr,
     DP: tl.constexpr,
     BR: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     col = tl.arange(0, DP)
     inside = (row < R)[:, None] & (col < D)[None, :]
@@ -59,7 +63,7 @@ def plan(x: Tensor, weight: Tensor, eps: float, out: Tensor, where: Card) -> lis
     wide = power_of_two(width)
     block = max(1, 1024 // wide)
     warps = 4 if wide <= 2048 else 8
-    consts = {"D": width, "DP": wide, "BR": block}
+    consts = {"D": width, "DP": wide, "BR": block, "PDL": where.pdl}
     args = (view, weight.contiguous(), out, rows, inner, view.stride(0), view.stride(1), eps)
     return [Launch(norm_rows, (-(-rows // block),), args, consts, warps=warps)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freetoken.kernels import _pdl as pdl
 from freetoken.kernels._triton import Card, Launch, card, jit, power_of_two, tl
 from freetoken.kernels._triton import supports as supports
 from freetoken.kernels.rope_store import reference
@@ -45,7 +46,10 @@ def rope_heads(
     REST: tl.constexpr,
     PAGE: tl.constexpr,
     BH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    pdl.let_next_start(PDL)
+    pdl.await_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
     is_query, is_value = head < N, head >= N + NKV
@@ -138,7 +142,13 @@ def plan(
     args = (qkv, q_norm, k_norm, *angles, place.positions, place.seq_of, place.live, place.page_table)
     args += (out, pages, eps, qkv.stride(0), place.page_table.stride(0), *pages.stride()[:4])
     consts = {"N": heads.num, "NKV": heads.num_kv, "D": heads.dim, "STEP": heads.dim * (1 + heads.gated)}
-    consts |= {"R": turning, "RP": power_of_two(turning), "PAGE": pages.shape[2], "BH": block}
+    consts |= {
+        "R": turning,
+        "RP": power_of_two(turning),
+        "PAGE": pages.shape[2],
+        "BH": block,
+        "PDL": where.pdl,
+    }
     consts["REST"] = power_of_two(max(1, heads.dim - 2 * turning))
     warps = 1 if block == 1 else 4
     return [Launch(rope_heads, (qkv.shape[0], -(-count // block)), args, consts, warps)]
