@@ -119,7 +119,7 @@ struct Coded {
   typedef Tile_ Tile;
   typedef float X;
   static constexpr int GROUP = Tile::GROUP, STREAMS = 8;
-  static constexpr bool AS_THEY_LIE = false;
+  static constexpr bool AS_THEY_LIE = false, IN_ORDER = false, LEADS = false;
   Tile tile;
   int64_t hidden;
 

@@ -4,14 +4,16 @@
 //   X                                        how it wants x and the middle: float, or uint16_t (bf16)
 //   Format(const ft_layer&, const uint8_t*)  a view of the tile
 //   columns<R, C>(i, x, xs, g, u, gs)        g and u of columns [i, i + C) for R rows
-//   AS_THEY_LIE, alone(m, i, x, out)         whether ALONE rows walk gate and then up; column i of gate (0) or up (1)
+//   IN_ORDER, two<R>(m, i, x, xs, to, gs)    whether gate is walked before up; columns i and i + 1 of either, for columns()
+//   AS_THEY_LIE, alone(m, i, x, out)         whether ALONE rows are; column i of gate (0) or up (1)
+//   LEADS, lead, column_bytes()              whether IN_ORDER or ALONE walks and down prefetch by a Lead
 //   down<R>(i0, i1, h, n, mid, ms, out, os)  out[r][h..h+STEP) (+)= sum of columns [i0, i1), ascending, of
 //                                            which n count; lanes in any order that finish() undoes
 //   prepare(x, xs, width, rows)              fills x_sums() where the format needs them
 //   prepare_middle(mid, ms, w, rows)         fills middle_sums() likewise
 //   STREAMS                                  columns of down that are walked side by side while few rows share them
-//   prefetch(i1, count, h, ahead)            what down needs later, being at h of the `count` columns before i1;
-//                                            ahead: others follow them
+//   prefetch(i1, count, h, ahead)            without LEADS: what down needs later, being at h of the `count` columns
+//                                            before i1; ahead: others follow them
 //   warm(i)                                  likewise column i of down, all of it
 //   finish(from, to, n)                      STEP lanes of down to n floats of the answer
 // ORDER. A dot is one chain of vector sums along H and one fixed tree over its lanes; down is one chain over
@@ -32,6 +34,7 @@ constexpr int RMAX = 2, CMAX = 2;
 constexpr int RMAX = 2, CMAX = 1;
 #endif
 constexpr int AHEAD = 4096;   // prefetch distance along a row, bytes
+constexpr int64_t MOST_AHEAD = 256 << 10;
 constexpr int STEP = 32;      // elements of H that one step of a plain row takes
 // Rows of x up to which memory alone is the limit: they walk rows of plain weights as these lie. Narrow vectors need
 // two chains at once even for one.
@@ -43,6 +46,22 @@ FT_INLINE F dot2(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (_
 
 // What a walk along single rows needs soon, into L2.
 FT_INLINE void prefetch_row(const void* p) { __builtin_prefetch((const uint8_t*)p + ft_row_near, 0, 2); }
+// What a walk that computes a tile's bytes in their order prefetches, a line for each line that it reads: those `bytes`
+// further on, over the ends of rows, matrices and tiles. So memory is never idle, and down, whose columns are walked
+// side by side, lies in L2 once its turn comes. The first of a chunk, which nothing has prefetched, are met soon.
+struct Lead {
+  int64_t bytes = AHEAD;
+  const uint8_t *begin = nullptr, *end = (const uint8_t*)INT64_MAX;  // of the chunk
+  // What lies `bytes` behind num_bytes from p on; beyond the end `none`, which is in the nearest cache.
+  FT_INLINE_MEMBER const uint8_t* far(const uint8_t* p, int64_t num_bytes, const void* none) const {
+    return p + num_bytes + bytes <= end ? p + bytes : (const uint8_t*)none;
+  }
+  FT_INLINE_MEMBER const uint8_t* soon(const uint8_t* p, int64_t num_bytes, const void* none) const {
+    return p - begin < bytes && p + num_bytes + AHEAD <= end ? p + AHEAD : (const uint8_t*)none;
+  }
+};
+FT_INLINE void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
 // num_bytes from p on into the nearest cache.
 FT_INLINE void prefetch_near(const void* p, int64_t num_bytes) {
   for (int64_t b = 0; b < num_bytes; b += 64) FT_PREFETCH((const uint8_t*)p + b);
@@ -116,14 +135,16 @@ FT_INLINE float* middle(float* g, float*) { return g; }
 FT_INLINE uint16_t* middle(float*, uint16_t* own) { return own; }
 
 #if defined(FT_BF16_DOT)
-// R rows of x times one of bfloat16 weights.
+// R rows of x times one of bfloat16 weights. far, soon: what to prefetch meanwhile.
 template <int R>
-FT_INLINE void row_dots(const uint16_t* row, const uint16_t* x, int64_t xs, int64_t k_size, float (&out)[R]) {
+FT_INLINE void row_dots(const uint16_t* row, const uint16_t* x, int64_t xs, int64_t k_size, const uint8_t* far,
+                        const uint8_t* soon, float (&out)[R]) {
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = zero();
   int64_t k = 0;
   for (; k + 32 <= k_size; k += 32) {
-    prefetch_row(row + k);
+    fetch(far + 2 * k);
+    fetch(soon + 2 * k);
     const I weight = _mm512_loadu_si512(row + k);
     for (int r = 0; r < R; r++) acc[r] = dot2(acc[r], weight, _mm512_loadu_si512(x + r * xs + k));
   }
@@ -154,32 +175,50 @@ FT_INLINE int group_size(int w, int num_rows) {
   return num_rows <= RMAX && few < w ? few : w;
 }
 
-// The last columns bring the first group of down along, which nothing else would prefetch.
+// Far enough for the columns that are walked side by side, near enough to stay in L2.
+template <class Format>
+FT_INLINE Lead lead_of(const TileJob& job, int num_rows) {
+  const ft_layer& l = *job.layer;
+  const int64_t columns = group_size<Format>((int)l.tile_width, num_rows) * Format::column_bytes(l.hidden) + 8192;
+  const uint8_t* begin = job.record + l.tiles_offset + job.first * l.tile_bytes;
+  return {columns < MOST_AHEAD ? columns : MOST_AHEAD, begin, begin + (job.last - job.first) * l.tile_bytes};
+}
+
+// Without LEADS the last columns bring the first group of down along, which nothing else would prefetch.
 template <class Format>
 static void gate_up(const Format& f, int w, int num_rows, const typename Format::X* x, int64_t xs, float* g,
                     float* u, int64_t gs) {
-  const int warm = w - group_size<Format>(w, num_rows);
-  if constexpr (Format::AS_THEY_LIE)
-    if (num_rows <= ALONE) {
-      for (int m = 0; m < 2; m++)
-        for (int i = 0; i < w; i++) {
-          if (m == 1 && i >= warm) f.warm(i - warm);
-          f.alone(m, i, x, (m ? u : g) + i);
-        }
-      return;
-    }
-  int i = 0;
-  if (CMAX >= 2 && num_rows > 2)
-    for (; i + 2 <= w; i += 2) {
+  if constexpr (Format::IN_ORDER) {
+    for (int m = 0; m < 2; m++)
+      for (int i = 0; i < w; i += 2) {
+#define FT_CALL(R) f.template two<R>(m, i, x + r * xs, xs, (m ? u : g) + r * gs + i, gs)
+        FT_ROW_GROUPS(num_rows, FT_CALL)
+#undef FT_CALL
+      }
+  } else {
+    const int warm = w - group_size<Format>(w, num_rows);
+    if constexpr (Format::AS_THEY_LIE)
+      if (num_rows <= ALONE) {
+        for (int m = 0; m < 2; m++)
+          for (int i = 0; i < w; i++) {
+            if (!Format::LEADS && m == 1 && i >= warm) f.warm(i - warm);
+            f.alone(m, i, x, (m ? u : g) + i);
+          }
+        return;
+      }
+    int i = 0;
+    if (CMAX >= 2 && num_rows > 2)
+      for (; i + 2 <= w; i += 2) {
 #define FT_CALL(R) f.template columns<R, CMAX>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
+        FT_ROW_GROUPS(num_rows, FT_CALL)
+#undef FT_CALL
+      }
+    for (; i < w; i++) {
+      if (i >= warm) f.warm(i - warm);
+#define FT_CALL(R) f.template columns<R, 1>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
       FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
     }
-  for (; i < w; i++) {
-    if (i >= warm) f.warm(i - warm);
-#define FT_CALL(R) f.template columns<R, 1>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
-    FT_ROW_GROUPS(num_rows, FT_CALL)
-#undef FT_CALL
   }
 }
 
@@ -211,7 +250,7 @@ static void down(const Format& f, int w, int h_size, int num_rows, const typenam
     const bool fresh = first && i == 0, ahead = end < w || more;
     for (int h = 0; h < h_size; h += STEP) {
       const int n = h_size - h < STEP ? h_size - h : STEP;
-      f.prefetch(end, end - i, h, ahead);
+      if constexpr (!Format::LEADS) f.prefetch(end, end - i, h, ahead);
 #define FT_CALL(R) f.template down<R>(i, end, h, n, mid + r * ms, ms, out + r * os + h, os, fresh)
       FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
@@ -254,9 +293,12 @@ static void run_tiles(const TileJob& job) {
   gather(job, rows, xs, x);
   Format::prepare(x, xs, h, rows);
   X* mid = middle(g, own);
+  Lead lead;
+  if constexpr (Format::LEADS) lead = lead_of<Format>(job, rows);
   for (int t = job.first; t < job.last; t++) {
     const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
     Format f(l, tile);
+    if constexpr (Format::LEADS) f.lead = lead;
     gate_up(f, w, rows, x, xs, g, u, gs);
     if (l.bias_offset) {
       add_bias(g, gs, tile + l.bias_offset, w, rows);
@@ -265,6 +307,8 @@ static void run_tiles(const TileJob& job) {
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
     Format::prepare_middle(mid, gs, w, rows);
+    if constexpr (Format::IN_ORDER)
+      if (t + 1 < job.last) Format(l, tile + l.tile_bytes);  // prefetches its first scales
     down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
@@ -311,7 +355,7 @@ template <class T, F (*Convert)(const T*)>
 struct Plain {
   typedef float X;
   static constexpr int GROUP = 1, STREAMS = 4;
-  static constexpr bool AS_THEY_LIE = true;
+  static constexpr bool AS_THEY_LIE = true, IN_ORDER = false, LEADS = false;
   const T *gate, *up, *down_t;
   int64_t hidden;
 

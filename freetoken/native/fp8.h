@@ -49,25 +49,28 @@ static uint64_t fp8_bytes(uint32_t w, uint32_t h) {
 
 #if defined(FT_BF16_DOT)
 
-// e4m3 in the low (high) byte of each word to bfloat16. Exponents gain 120; zero and the seven subnormals come
-// from a table, which their low five bits index.
-FT_INLINE I tiny_e4m3() {
-  return _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x3C60, 0x3C40,
-                          0x3C20, 0x3C00, 0x3BC0, 0x3B80, 0x3B00, 0);
-}
-FT_INLINE I low_e4m3(I w) {
-  I t = _mm512_and_si512(_mm512_slli_epi16(w, 4), _mm512_set1_epi16(0x07F0));
-  t = _mm512_add_epi16(t, _mm512_set1_epi16(120 << 7));
-  t = _mm512_mask_permutexvar_epi16(t, _mm512_testn_epi16_mask(w, _mm512_set1_epi16(0x78)), w, tiny_e4m3());
-  return _mm512_ternarylogic_epi32(t, _mm512_slli_epi16(w, 8), _mm512_set1_epi16((short)0x8000), 0xF8);
-}
-FT_INLINE I high_e4m3(I w) {
-  I t = _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi16(0x07F0));
-  t = _mm512_add_epi16(t, _mm512_set1_epi16(120 << 7));
-  t = _mm512_mask_permutexvar_epi16(t, _mm512_testn_epi16_mask(w, _mm512_set1_epi16(0x7800)),
-                                    _mm512_srli_epi16(w, 8), tiny_e4m3());
-  return _mm512_ternarylogic_epi32(t, w, _mm512_set1_epi16((short)0x8000), 0xF8);
-}
+// e4m3 to bfloat16, times 2^8, which costs a shift less and is what scales take back: exponents gain 128 by one bit.
+constexpr float UNSCALED = 0x1p-8f;
+
+// The low and the high byte of each word. Zero and the seven subnormals, 1 weight in 10^4, come from a table.
+struct Halves {
+  I low, high;
+  explicit FT_INLINE_MEMBER Halves(I words) {
+    const I bits = _mm512_set1_epi16((short)0x87F0), more = _mm512_set1_epi16(0x4000);
+    low = _mm512_ternarylogic_epi32(_mm512_srai_epi16(_mm512_slli_epi16(words, 8), 4), bits, more, 0xEA);
+    high = _mm512_ternarylogic_epi32(_mm512_srai_epi16(words, 4), bits, more, 0xEA);
+    if (__builtin_expect(_mm512_testn_epi8_mask(words, _mm512_set1_epi8(0x78)) != 0, 0)) {
+      low = tiny(low, _mm512_slli_epi16(words, 8), words);
+      high = tiny(high, words, _mm512_srli_epi16(words, 8));
+    }
+  }
+  // Words whose exponent is zero: `index` has what to look up in its low five bits, `sign` the sign on top.
+  FT_INLINE I tiny(I all, I sign, I index) {
+    const I table = _mm512_zextsi128_si512(_mm_setr_epi16(0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4020, 0x4040, 0x4060));
+    all = _mm512_mask_permutexvar_epi16(all, _mm512_testn_epi16_mask(index, _mm512_set1_epi16(0x78)), index, table);
+    return _mm512_ternarylogic_epi32(all, sign, _mm512_set1_epi16((short)0x8000), 0xF8);
+  }
+};
 
 // Where unpacklo and unpackhi leave 32 lanes.
 FT_INLINE I low_lanes() { return _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27); }
@@ -77,7 +80,9 @@ template <class Scales>
 struct Fp8Pairs {
   typedef uint16_t X;
   static constexpr int GROUP = 32, STREAMS = 32;
-  static constexpr bool AS_THEY_LIE = false;
+  static constexpr bool AS_THEY_LIE = false, IN_ORDER = true, LEADS = true;
+  static constexpr int64_t column_bytes(int64_t hidden) { return hidden; }
+  Lead lead;
   Fp8<Scales> t;
   int64_t hidden;
   Fp8Pairs(const Shape& shape, const uint8_t* tile) : t(shape, tile), hidden(shape.h) {}
@@ -89,38 +94,38 @@ struct Fp8Pairs {
     F acc[N][R];
     for (int n = 0; n < N; n++)
       for (int r = 0; r < R; r++) acc[n][r] = zero();
+    const uint8_t *row[N], *far[N], *soon[N];
+    for (int n = 0; n < N; n++) {
+      row[n] = t.codes[m[n]] + i[n] * t.row_bytes;
+      far[n] = lead.far(row[n], t.row_bytes, x);
+      soon[n] = lead.soon(row[n], t.row_bytes, x);
+    }
     for (int64_t k = 0; k < hidden; k += 128)
       for (int n = 0; n < N; n++) {
         F part[R];
         for (int r = 0; r < R; r++) part[r] = zero();
         for (int b = 0; b < 128 && k + b < hidden; b += 64) {
-          const uint8_t* p = t.codes[m[n]] + i[n] * t.row_bytes + k + b;
-          FT_PREFETCH(p + AHEAD);
-          I words = _mm512_loadu_si512(p);
-          I low = low_e4m3(words), high = high_e4m3(words);
+          fetch(far[n] + k + b);
+          fetch(soon[n] + k + b);
+          const Halves w(_mm512_loadu_si512(row[n] + k + b));
           for (int r = 0; r < R; r++) {
             const uint16_t* at = x + r * xs + k + b;
-            part[r] = dot2(part[r], low, _mm512_loadu_si512(at));
-            part[r] = dot2(part[r], high, _mm512_loadu_si512(at + 32));
+            part[r] = dot2(part[r], w.low, _mm512_loadu_si512(at));
+            part[r] = dot2(part[r], w.high, _mm512_loadu_si512(at + 32));
           }
         }
-        const F scale = set1(t.scales.row(m[n], i[n], k));
+        const F scale = set1(t.scales.row(m[n], i[n], k) * UNSCALED);
         for (int r = 0; r < R; r++) acc[n][r] = fma(part[r], scale, acc[n][r]);
       }
     for (int n = 0; n < N; n++)
       for (int r = 0; r < R; r++) out[n][r] = sum(acc[n][r]);
   }
 
-  template <int R, int C>
-  FT_INLINE_MEMBER void columns(int i, const uint16_t* x, int64_t xs, float* g, float* u, int64_t gs) const {
-    for (int c = 0; c < C; c++) {
-      float out[2][R];
-      dots<R, 2>({0, 1}, {i + c, i + c}, x, xs, out);
-      for (int r = 0; r < R; r++) {
-        g[r * gs + c] = out[0][r];
-        u[r * gs + c] = out[1][r];
-      }
-    }
+  template <int R>
+  FT_INLINE_MEMBER void two(int m, int i, const uint16_t* x, int64_t xs, float* to, int64_t gs) const {
+    float out[2][R];
+    dots<R, 2>({m, m}, {i, i + 1}, x, xs, out);
+    for (int r = 0; r < R; r++) to[r * gs] = out[0][r], to[r * gs + 1] = out[1][r];
   }
 
   // Lanes as unpacklo and unpackhi leave them, 32 columns to a partial sum.
@@ -130,14 +135,16 @@ struct Fp8Pairs {
     F acc[2][R];
     for (int v = 0; v < 2; v++)
       for (int r = 0; r < R; r++) acc[v][r] = fresh ? zero() : load(out + r * os + 16 * v);
+    const uint8_t* at = t.codes[2] + (int64_t)i0 * hidden + h * (i1 - i0);
+    at = lead.far(at, STEP * (i1 - i0), mid);
     for (int i = i0; i < i1; i += 32) {
       F part[2][R];
       for (int v = 0; v < 2; v++)
         for (int r = 0; r < R; r++) part[v][r] = zero();
       for (int j = i; j < i1 && j < i + 32; j += 2) {
-        I words = _mm512_loadu_si512(t.codes[2] + ((int64_t)(j / 2) * hidden + h) * 2);
-        I low = low_e4m3(words), high = high_e4m3(words);
-        I lo = _mm512_unpacklo_epi16(low, high), hi = _mm512_unpackhi_epi16(low, high);
+        fetch(at + (j - i0) * STEP);
+        const Halves both(_mm512_loadu_si512(t.codes[2] + ((int64_t)(j / 2) * hidden + h) * 2));
+        const I lo = _mm512_unpacklo_epi16(both.low, both.high), hi = _mm512_unpackhi_epi16(both.low, both.high);
         for (int r = 0; r < R; r++) {
           uint32_t two;
           memcpy(&two, mid + r * ms + j, 4);
@@ -146,7 +153,7 @@ struct Fp8Pairs {
           part[1][r] = dot2(part[1][r], hi, m);
         }
       }
-      const F first = t.scales.down(i, h), second = t.scales.down(i, h + 16);
+      const F first = mul(t.scales.down(i, h), set1(UNSCALED)), second = mul(t.scales.down(i, h + 16), set1(UNSCALED));
       const F scale[2] = {_mm512_permutex2var_ps(first, low_lanes(), second),
                           _mm512_permutex2var_ps(first, high_lanes(), second)};
       for (int v = 0; v < 2; v++)
@@ -158,10 +165,6 @@ struct Fp8Pairs {
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
   static void prepare_middle(uint16_t*, int64_t, int, int) {}
-  void prefetch(int i1, int count, int64_t h, bool ahead) const {
-    if (ahead) prefetch_next(t.codes[2], hidden, i1, count * STEP, h);
-  }
-  void warm(int i) const { prefetch_next(t.codes[2], hidden, i, hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
 };
 

@@ -132,7 +132,7 @@ template <class Kind>
 struct PairedPoints {
   typedef uint16_t X;
   static constexpr int GROUP = 32, STREAMS = 32;
-  static constexpr bool AS_THEY_LIE = false;
+  static constexpr bool AS_THEY_LIE = false, IN_ORDER = false, LEADS = false;
   Points<Kind> tile;
   int64_t hidden;
 

@@ -72,11 +72,13 @@ static void linear_pairs(const LinearJob& job, int64_t first, int64_t last, cons
   const int rows_left = (int)job.rows;
   const int64_t ys = last - first;
   for (int64_t i = first; rows_left <= ALONE && i < last; i++) {
-#define FT_CALL(R)                                                     \
-  {                                                                    \
-    float dots[R];                                                     \
-    row_dots<R>(w + i * job.k, x + r * xs, xs, job.k, dots);           \
-    for (int q = 0; q < R; q++) y[(r + q) * ys + i - first] = dots[q]; \
+    const uint16_t* row = w + i * job.k;
+    const uint8_t* far = (const uint8_t*)row + ft_row_near;
+#define FT_CALL(R)                                                              \
+  {                                                                             \
+    float dots[R];                                                              \
+    row_dots<R>(row, x + r * xs, xs, job.k, far, (const uint8_t*)x, dots);      \
+    for (int q = 0; q < R; q++) y[(r + q) * ys + i - first] = dots[q];          \
   }
     FT_ROW_GROUPS(rows_left, FT_CALL)
 #undef FT_CALL

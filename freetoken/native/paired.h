@@ -87,7 +87,7 @@ struct Paired {
   typedef Plane<Spec::LOW> Low;
   typedef Plane<Spec::HIGH> High;
   typedef SpanAt<Spec::SPAN> Span;
-  static constexpr bool AS_THEY_LIE = false;
+  static constexpr bool AS_THEY_LIE = false, IN_ORDER = false, LEADS = false;
   static constexpr int GROUP = 32, STREAMS = 32, LOW = Spec::LOW, HIGH = Spec::HIGH, BITS = LOW + HIGH, SPAN = Spec::SPAN;
   Blocks<Spec> tile;
   int64_t hidden;

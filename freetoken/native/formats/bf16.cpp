@@ -13,8 +13,10 @@ FT_INLINE I load16_some(const uint16_t* p, int n) {
 
 struct Pairs {
   typedef uint16_t X;
-  static constexpr int GROUP = 2, STREAMS = 4;
-  static constexpr bool AS_THEY_LIE = true;
+  static constexpr int GROUP = 2, STREAMS = 8;
+  static constexpr bool AS_THEY_LIE = true, IN_ORDER = false, LEADS = true;
+  static constexpr int64_t column_bytes(int64_t hidden) { return 2 * hidden; }
+  Lead lead;
   const uint16_t *gate, *up, *down_t;
   int64_t hidden;
 
@@ -55,7 +57,10 @@ struct Pairs {
 
   FT_INLINE_MEMBER void alone(int m, int i, const uint16_t* x, float* out) const {
     float dots[1];
-    row_dots<1>((m ? up : gate) + i * hidden, x, 0, hidden, dots);
+    const uint16_t* row = (m ? up : gate) + i * hidden;
+    const uint8_t *p = (const uint8_t*)row, *far = lead.far(p, 2 * hidden, x), *soon = lead.soon(p, 2 * hidden, x);
+    if (!ft_row_near) soon = (const uint8_t*)x, far = far >= (const uint8_t*)down_t ? far : soon;
+    row_dots<1>(row, x, 0, hidden, far, soon, dots);
     *out = dots[0];
   }
 
@@ -70,7 +75,11 @@ struct Pairs {
       low[r] = fresh ? zero() : load(out + r * os);
       high[r] = fresh ? zero() : load(out + r * os + 16);
     }
-    for (int i = i0; i < i1; i += 2, w += 2 * hidden) {
+    const uint8_t* at = (const uint8_t*)(down_t + i0 * hidden) + 2 * h * (i1 - i0);
+    at = lead.far(at, 2 * STEP * (i1 - i0), mid);
+    for (int i = i0; i < i1; i += 2, w += 2 * hidden, at += 128) {
+      fetch(at);
+      fetch(at + 64);
       I a = _mm512_maskz_loadu_epi16(live, w), b = _mm512_maskz_loadu_epi16(live, w + hidden);
       I lo = _mm512_unpacklo_epi16(a, b), hi = _mm512_unpackhi_epi16(a, b);
       for (int r = 0; r < R; r++) {
@@ -89,11 +98,6 @@ struct Pairs {
 
   static void prepare(uint16_t*, int64_t, int64_t, int) {}
   static void prepare_middle(uint16_t*, int64_t, int, int) {}
-  void prefetch(int i1, int count, int64_t h, bool ahead) const {
-    const uint8_t* columns = (const uint8_t*)down_t;
-    if (count <= STREAMS) prefetch_runs(columns, 2 * hidden, i1, count, 2 * h, 64, ahead);
-    else if (ahead) prefetch_next(columns, 2 * hidden, i1, count * 64, h);
-  }
   void warm(int i) const { prefetch_next((const uint8_t*)down_t, 2 * hidden, i, 2 * hidden, 0); }
   void finish(const float* from, float* to, int n) const { in_order(from, to, n); }
 };
