@@ -164,7 +164,13 @@ class ConfigReader:
         self.faults: list[str] = []
 
     def read(
-        self, key: str, kind: type, *aliases: str, default: Any = _MISSING, most: int = (1 << 31) - 1
+        self,
+        key: str,
+        kind: type,
+        *aliases: str,
+        default: Any = _MISSING,
+        least: int = 0,
+        most: int = (1 << 31) - 1,
     ) -> Any:
         for name in (key, *aliases):
             value = self.raw.get(name)
@@ -172,8 +178,8 @@ class ConfigReader:
                 continue
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
-            if isinstance(value, int | float) and not 0 <= value < math.inf:
-                self.faults.append(f"{name} is {value}, expected 0 or more")
+            if isinstance(value, int | float) and not least <= value < math.inf:
+                self.faults.append(f"{name} is {value}, expected {least} or more")
                 return kind()
             if isinstance(value, int) and value > most:
                 self.faults.append(f"{name} is {value}, expected at most {most}")

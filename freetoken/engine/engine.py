@@ -127,7 +127,8 @@ class Engine:
         ahead: compile them beside each other first, not one by one.
         """
         length, tokens = (2, 1) if not self.device.kernels else (SELF_TEST_PROMPT, 3)
-        length = min(length, self.plan.max_model_len - 4)
+        tokens = min(tokens, self.plan.max_model_len - 1)
+        length = max(1, min(length, self.plan.max_model_len - tokens - 1))
         if self.device.compiles and ahead:
             prepare_kernels(self.runner, self.scheduler, length, tell)
         self._accept(

@@ -57,8 +57,8 @@ def num_experts(read: ConfigReader, key: str, alias: str) -> int:
 
 
 def max_position(read: ConfigReader, default: int) -> int:
-    """Positions that the model knows; a table of them is made."""
-    return int(read.read("max_position_embeddings", int, default=default, most=MOST_POSITIONS))
+    """Positions that the model knows: one of a prompt, one of an answer at least. A table of them is made."""
+    return int(read.read("max_position_embeddings", int, default=default, least=2, most=MOST_POSITIONS))
 
 
 def layer_types(read: ConfigReader, known: Collection[str], default: list[str]) -> list[str]:

@@ -57,9 +57,11 @@ class Header:
         if not isinstance(value, list):
             return int(self.get(key, int, default))
         some = {v for v in value if v}
+        if any(not isinstance(v, int) or isinstance(v, bool) for v in some):
+            raise self.fault(f"{self.architecture}.{key} is {value[:8]}, expected int")
         if len(some) != 1:
             raise self.fault(f"{self.architecture}.{key} differs from layer to layer: {value[:8]}")
-        return int(some.pop())
+        return some.pop()
 
     def has(self, name: str) -> bool:
         return name in self.model.tensors

@@ -138,6 +138,17 @@ def test_the_context_limit_is_exact_and_said_with_its_numbers(llm, num_prompt, m
     assert str(limit) in e.value.message and e.value.param == "prompt"
 
 
+@pytest.mark.parametrize("limit", [2, 3, 4, 5])
+def test_the_smallest_contexts_start_and_answer(limit):
+    llm = build_llm(Options(device="cpu", max_model_len=limit, max_running_requests=1))
+    params = GenerateParams(temperature=0.0, ignore_eos=True)
+    try:
+        finish = list(llm.submit_text(np.full(limit - 1, 5, np.int32), params, "small"))[-1]
+    finally:
+        llm.close()
+    assert (finish.reason, finish.usage.completion_tokens) == ("length", 1)
+
+
 @pytest.mark.parametrize(
     ("prompt", "code"),
     [("", "empty_prompt"), (np.array([-1]), "invalid_token_id"), (np.array([10**6]), "invalid_token_id")],

@@ -306,6 +306,7 @@ def test_no_value_in_a_config_does_more_than_be_refused(family: ModelFamily) -> 
         ({"rope_parameters": {"rope_type": "factors", "factors": [1.0]}}, "rope has 1 factors for"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers is 1099511627776, expected at most 4096"),
         ({"num_experts": 1 << 40}, "num_experts is 1099511627776, expected at most 65536"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings is 1, expected 2 or more"),
     ],
 )
 def test_a_hostile_value_is_named(change: dict[str, Any], said: str) -> None:

@@ -216,6 +216,8 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
         ({"llama.block_count": None}, "llama.block_count"),
         ({"llama.context_length": "long"}, "context_length"),
         ({"llama.attention.head_count": [1, 2]}, "head_count"),
+        ({"llama.attention.head_count": ["a"]}, "head_count"),
+        ({"llama.attention.head_count": [float("nan")]}, "head_count"),
         ({"llama.expert_count": 8}, "Mixtral"),
         ({"llama.logit_scale": 8.0}, "logit_scale"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
