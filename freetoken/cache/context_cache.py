@@ -94,6 +94,14 @@ class ContextCache(PrefixCache):
         self.num_evicted += len(pages)
         return pages
 
+    def clear(self) -> Sequence[int]:
+        """Forgotten, not put away: nothing of it comes back."""
+        leave, self.tree.on_evict = self.tree.on_evict, lambda node, end: None
+        try:
+            return self.tree.evict(1 << 60)
+        finally:
+            self.tree.on_evict = leave
+
     def revive(
         self, token_ids: IntArray, limit: int, group: str, pages: PageSource
     ) -> tuple[bool, Sequence[int]]:

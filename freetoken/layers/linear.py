@@ -20,6 +20,8 @@ from freetoken.kernels.norm_linear import norm_linear
 from freetoken.layers.norm import RMSNorm
 
 FEW_ROWS = 16
+MANY_OUTPUTS = 1 << 15
+"""A vocabulary: asked for a few rows at a time, and perhaps shared with the embedding."""
 
 
 def placed(weight: Tensor | CodedWeight) -> Tensor | CodedWeight:
@@ -55,13 +57,19 @@ class Linear(Product):
     """Weight [N, K] and bias [N] as numbers of the compute dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, exact: bool = False) -> None:
-        self.weight = place(weight.contiguous())
+        self.shape = (weight.shape[0], weight.shape[1])
+        self._whole = place(_to_eights(weight.contiguous()))
+        padded = self._whole.shape[0] > self.shape[0]
+        self.weight = self._whole[: self.shape[0]] if padded else self._whole
         self.bias = bias
         self.exact = exact
-        self.shape = (weight.shape[0], weight.shape[1])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (linear_exact if self.exact else linear)(x, self.weight, self.bias)
+        if self.exact:
+            return linear_exact(x, self.weight, self.bias)
+        if self._whole is not self.weight and self.bias is None and x.shape[:-1].numel() > FEW_ROWS:
+            return linear(x, self._whole)[..., : self.shape[0]]
+        return linear(x, self.weight, self.bias)
 
     def after(self, norm: RMSNorm, x: Tensor) -> Tensor:
         if self.exact:
@@ -72,6 +80,15 @@ class Linear(Product):
         if self.exact:
             return residual + linear_exact(x, self.weight, self.bias)
         return linear_add(x, self.weight, self.bias, residual)
+
+
+def _to_eights(weight: Tensor) -> Tensor:
+    """On a card, rows of zeros up to a multiple of eight: where rows of the output don't start at 16 bytes,
+    cuBLAS takes a kernel of years ago for many rows (a shared expert with its gate: 1,025 outputs)."""
+    rows = weight.shape[0]
+    if weight.device.type != "cuda" or rows % 8 == 0 or rows >= MANY_OUTPUTS:
+        return weight
+    return torch.nn.functional.pad(weight, (0, 0, 0, -rows % 8))
 
 
 class CodedLinear(Product):

@@ -139,6 +139,14 @@ def test_prefixes_that_left_the_device_come_back(device: str) -> None:
     with_store.check_empty()
 
 
+def test_what_is_cleared_stays_away() -> None:
+    bench, asked = Bench(pages=200, slots=40, cold=1 << 20), prompts(2)
+    ask_all(bench, asked, "a")
+    bench.scheduler.reuse.clear()
+    assert ask_all(bench, asked, "b") == 0
+    assert ask_all(bench, asked, "c") > 60, "and what comes later is kept as ever"
+
+
 def test_host_memory_of_the_tier_has_a_limit() -> None:
     bench = Bench(pages=40, slots=10, cold=1500)
     for i, ids in enumerate(prompts(40)):

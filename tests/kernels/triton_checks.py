@@ -37,6 +37,7 @@ from freetoken.kernels.rope_store import reference as store_reference
 from freetoken.kernels.rope_store import triton as rope_store
 from freetoken.kernels.router import reference as router_reference
 from freetoken.kernels.router import triton as router
+from freetoken.layers.linear import Linear
 
 # numpy's, from the interpreter's loops with run-time bounds.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -104,6 +105,15 @@ def test_linear_leaves_other_products_to_torch(dtype: torch.dtype) -> None:
         close(linear.linear(x, weight, None), linear_reference.linear(x, weight, None), 2 * ROUND[dtype])
     one = rand(2, 256)
     close(linear.linear(one, weight.float(), None), linear_reference.linear(one, weight.float(), None), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 16, 17, 200])
+def test_a_layer_of_uneven_outputs(rows: int, dtype: torch.dtype) -> None:
+    x, weight = rand(rows, 64, dtype=dtype), rand(1025, 64, dtype=dtype) / 8
+    layer = Linear(weight)
+    assert layer.shape == weight.shape == layer.weight.shape
+    close(layer(x), linear_reference.linear(x, weight, None), 2 * ROUND[dtype])
 
 
 def paged(num: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype) -> Tensor:
