@@ -6,6 +6,7 @@ what no kernel writes, its weights, before it waits. Rules, for each kernel that
 
     every block passes `await_previous`, before it reads what is computed and before it writes anything;
     then all kernels before are over, not only the last: each of them has waited in its turn
+    what was over before the kernel before had waited may be read early too, if that one lets in only then
     a kernel lets the next in when its own loads are on their way, since the next one's weights fill the
     memory's queues and its waiting blocks the multiprocessors: where work beside the stream wants to start
     (a prefetch while the host computes), not before that has had its chance

@@ -50,12 +50,12 @@ def split_attention(
     PDL: tl.constexpr,
 ):
     pdl.let_next_start(PDL)
-    pdl.await_previous(PDL)
     b, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * G
     length = known
     if context is not None:
-        length = tl.load(context + b)
+        length = tl.load(context + b)  # of the step, which is older than any kernel under way
+    pdl.await_previous(PDL)
     low = 0
     if WINDOW is not None:
         low = tl.maximum(length - tokens + 1 - WINDOW, 0)

@@ -321,7 +321,6 @@ def combine(
     OUT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pdl.await_previous(PDL)
     row = tl.program_id(0)
     col = tl.program_id(1) * BC + tl.arange(0, BC)
     run = tl.arange(0, RP)
@@ -330,6 +329,8 @@ def combine(
     live = expert >= 0
     weight = tl.load(weights + row * K + rank, mask=live, other=0.0)
     end = tl.load(here + expert, mask=live, other=0) * PER
+    # The router and the look-up were over before the kernel of the tiles let this one in.
+    pdl.await_previous(PDL)
     route = (row * K + rank).to(tl.int64)
     part = tl.load(
         partials + (route[:, None] * NT * PER + run[None, :])[:, :, None] * H + col[None, None, :],
