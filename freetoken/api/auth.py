@@ -14,7 +14,6 @@ import ipaddress
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -143,7 +142,7 @@ class Gate:
     def _is_known(self, origin: str, host: str) -> bool:
         if "*" in self._origins or origin.rstrip("/") in self._origins:
             return True
-        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+        return bool(host) and origin.partition("://")[2].lower() == host.lower()
 
 
 def _host_name(host: str) -> str:

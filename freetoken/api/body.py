@@ -40,14 +40,20 @@ async def read_body(request: Request) -> bytes:
 async def _read(request: Request) -> bytes:
     chunks: list[bytes] = []
     size = 0
+    # What is announced is as good as sent: nobody has to send it to hear that it's too much.
+    _check_size(int(request.headers.get("content-length", 0)))
     async for chunk in request.stream():
         size += len(chunk)
-        if size > MAX_BYTES:
-            raise TooLargeError(
-                f"The request body is larger than {format_bytes(MAX_BYTES)}.", hint="Send a shorter prompt."
-            )
+        _check_size(size)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise TooLargeError(
+            f"The request body is larger than {format_bytes(MAX_BYTES)}.", hint="Send a shorter prompt."
+        )
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -34,7 +34,7 @@ def test_the_key_is_taken_in_both_usual_headers(serve):
 
 def test_a_page_of_another_origin_may_not_call(serve):
     served = serve()
-    for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[::1", "://", "http://"):
         refused = served.http.get("/v1/models", headers={"origin": origin})
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "forbidden_origin"

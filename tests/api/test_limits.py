@@ -123,6 +123,17 @@ def test_a_body_that_does_not_come_is_refused(serve, monkeypatch):
     assert not served.llm.asked
 
 
+def test_a_body_that_is_announced_too_large_is_refused_before_it_is_sent(serve):
+    served = serve()
+    with connect(served.base) as sock:
+        size = str(body.MAX_BYTES + 1).encode()
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: " + size
+        sock.sendall(head + b"\r\n\r\n{")
+        got = sock.recv(65536)
+    assert b" 413 " in got and b'"request_too_large"' in got
+    assert not served.llm.asked
+
+
 def test_a_client_may_think_between_two_requests_of_one_connection(serve, monkeypatch):
     served = serve()
     with httpx.Client(base_url=served.base) as client:
