@@ -61,7 +61,7 @@ class Header:
             raise self.fault(f"{self.architecture}.{key} is {value[:8]}, expected int")
         if len(some) != 1:
             raise self.fault(f"{self.architecture}.{key} differs from layer to layer: {value[:8]}")
-        return some.pop()
+        return int(some.pop())
 
     def has(self, name: str) -> bool:
         return name in self.model.tensors
