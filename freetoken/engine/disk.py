@@ -97,9 +97,12 @@ class DiskTier:
         found = []
         for entry in os.scandir(self._folder):
             if entry.name.endswith(".tmp"):
-                os.unlink(entry.path)
+                Path(entry.path).unlink(missing_ok=True)
                 continue
-            info = entry.stat()
+            try:
+                info = entry.stat()
+            except FileNotFoundError:
+                continue  # another server's file, finished or dropped this moment
             found.append((info.st_mtime_ns, entry.name, max(info.st_size - _HEAD.size, 0)))
         for _, name, size in sorted(found):
             self._sizes[name] = size
@@ -115,11 +118,18 @@ class DiskTier:
             crc = zlib.crc32(view, crc)
         path = self._folder / name
         part = path.with_name(name + ".tmp")
-        with part.open("wb") as file:
-            file.write(_HEAD.pack(_MAGIC, size, crc))
-            for view in views:
-                file.write(view)
-        os.replace(part, path)
+        self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have emptied the place meanwhile
+        try:
+            with part.open("wb") as file:
+                file.write(_HEAD.pack(_MAGIC, size, crc))
+                for view in views:
+                    file.write(view)
+            os.replace(part, path)
+        except FileNotFoundError:
+            return  # another server of this checkpoint has started and tidied up
+        except OSError:
+            part.unlink(missing_ok=True)  # a full disk needs every byte
+            raise
         self._sizes[name] = size
         self.num_bytes += size
         self.num_written += size

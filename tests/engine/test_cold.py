@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,8 +87,33 @@ def test_a_full_disk_ends_the_tier_and_nothing_else(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(disk_module.os, "replace", full)
     tier.write("y", payload(2))
     assert not tier.is_on and tier.names() == []
+    assert not list(tmp_path.rglob("*.tmp")), "what was half written gives its room back"
     tier.write("z", payload(3))
     assert not tier.read("x", torch.zeros(100, dtype=torch.uint8))
+
+
+def test_a_folder_that_is_emptied_meanwhile_is_filled_again(tmp_path: Path) -> None:
+    tier, read = DiskTier(tmp_path, "m", 1000), torch.zeros(100, dtype=torch.uint8)
+    tier.write("x", payload(1))
+    shutil.rmtree(tmp_path)
+    tier.write("y", payload(2))
+    assert tier.is_on and tier.read("y", read) and torch.equal(read, payload(2))
+    assert not tier.read("x", read)
+
+
+def test_another_server_of_the_same_model_may_start_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, replace = DiskTier(tmp_path, "m", 1000), disk_module.os.replace
+
+    def after_a_start(*args: Any) -> None:
+        DiskTier(tmp_path, "m", 1000)
+        replace(*args)
+
+    tier.write("x", payload(1))
+    monkeypatch.setattr(disk_module.os, "replace", after_a_start)
+    tier.write("y", payload(2))
+    assert tier.is_on and tier.names() == ["x"]
 
 
 def test_a_folder_that_can_not_be_made_ends_the_tier(tmp_path: Path) -> None:
