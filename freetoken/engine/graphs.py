@@ -95,7 +95,7 @@ class DecodeGraphs:
         self._buffers.resolve(batch.num_rows)
         self._experts.begin_step()
         h = self._model.hidden(batch, self._experts)
-        return self._model.head(h, torch.arange(batch.num_rows, device=h.device))
+        return self._model.head(h, None)
 
 
 @contextlib.contextmanager
