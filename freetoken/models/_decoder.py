@@ -146,8 +146,8 @@ class Decoder(Model):
             self._routers.append(None)
             self._mlps.append(self._mlp(read, "mlp."))
             return
-        gate = read(f"{self.router}.weight", torch.float32)
-        bias = read(f"{self.router}.bias", torch.float32) if moe.router_bias else None
+        gate = read.finite(f"{self.router}.weight")
+        bias = read.finite(f"{self.router}.bias") if moe.router_bias else None
         self._routers.append(Router(after, gate, moe.top_k, moe.norm_topk, bias=bias, exact=read.exact))
         shared = SharedExpert(self._mlp(read, "mlp.shared_expert.", gated=True)) if moe.shared_size else None
         self._mlps.append(shared)

@@ -243,6 +243,17 @@ class LayerReader:
         stored = reading.numbers(self._source, self._prefix + name)
         return stored.to(self.device, dtype or self.dtype, copy=not self._source.owned)
 
+    def finite(self, name: str) -> Tensor:
+        """In float32, and numbers all: what only compares them would hide others in a wrong choice."""
+        found = self(name, torch.float32)
+        if not bool(found.isfinite().all()):
+            raise WeightsError(
+                f"{self._prefix}{name} holds values that are no finite numbers.",
+                code="invalid_weights",
+                hint="The file is damaged: download the checkpoint again.",
+            )
+        return found
+
     def weight(self, *names: str) -> Tensor | CodedWeight:
         """A matrix, or several of the same coding one below the other: in codes where they `stay` so."""
         full = [self._prefix + name for name in names]

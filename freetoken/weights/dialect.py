@@ -189,6 +189,8 @@ class DialectSource(WeightSource):
                 found = scheme.form(dict(zip(roles, shapes, strict=True)), self._raw)
             except Unreadable as why:
                 found = why
+            except (ValueError, IndexError):  # an axis that every such matrix has is not there
+                found = Unreadable(f"its tensors have the shapes {', '.join(str(list(s)) for s in shapes)}")
             self._forms[key] = found
         return found
 

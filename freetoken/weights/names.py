@@ -127,6 +127,7 @@ def check_tensors(
         if name in present and source.shape(name) != shape
     ]
     if not (missing or unknown or wrong):
+        _check_numbers(source, expected)
         return
     parts = [("missing", missing), ("unknown", unknown), ("of wrong shape", wrong)]
     text = ". ".join(f"{len(names)} tensors {what}: {', '.join(names)}" for what, names in parts if names)
@@ -137,3 +138,17 @@ def check_tensors(
     if unknown:
         raise WeightsError(message, code="unknown_tensor", hint=hint)
     raise WeightsError(message, code="invalid_tensor_shape", hint=hint)
+
+
+def _check_numbers(source: WeightSource, names: Iterable[str]) -> None:
+    """Plain integers are codes whose scale nobody knows. Experts' formats see to their own."""
+    present = set(source.names())
+    plain = [n for n in names if n in present and ".experts." not in n and not source.coding(n)]
+    dtypes = {name: source.dtype(name) for name in plain}
+    coded = [f"{name} ({dtype})" for name, dtype in dtypes.items() if not dtype.is_floating_point]
+    if coded:
+        raise WeightsError(
+            f"{len(coded)} tensors hold integers, and nothing says what they mean: {', '.join(coded)}.",
+            code="unknown_weight_format",
+            hint="Take the checkpoint in 16 bits, or one whose config.json names its quantisation.",
+        )

@@ -139,6 +139,28 @@ def test_missing_unknown_and_ill_shaped_tensors_are_listed_together(
         assert name in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_router_that_is_no_number_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """Choosing only compares: a lost row would send tokens elsewhere and show in nothing."""
+    tensors = checkpoints.random_tensors(gpt_oss.FAMILY, gpt_oss.FAMILY.TINY)
+    at = f"model.layers.1.mlp.router.{name}"
+    tensors[at][2] = float("nan")
+    with pytest.raises(WeightsError) as caught:
+        Runner(gpt_oss.FAMILY, checkpoints.write(tmp_path, gpt_oss.FAMILY.TINY, tensors))
+    assert caught.value.code == "invalid_weights" and at in caught.value.message
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool], ids=str)
+def test_integers_without_a_scale_are_refused_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
+    family = qwen3_moe.FAMILY
+    tensors = checkpoints.random_tensors(family, family.TINY)
+    at = "model.layers.0.self_attn.q_proj.weight"
+    tensors[at] = tensors[at].to(dtype)
+    with pytest.raises(WeightsError) as caught:
+        Runner(family, checkpoints.write(tmp_path, family.TINY, tensors))
+    assert caught.value.code == "unknown_weight_format" and at in caught.value.message
+
+
 def test_a_tied_checkpoint_may_still_carry_its_head(tmp_path: Path) -> None:
     raw = {**qwen3_moe.TINY, "tie_word_embeddings": True}
     tensors = checkpoints.random_tensors(qwen3_moe.FAMILY, raw)

@@ -99,6 +99,33 @@ def test_a_lost_tensor_is_named_before_anything_is_read(name: str, tmp_path: Pat
         assert e.value.code == "missing_tensor" and at in e.value.message
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_tensor_with_other_axes_is_refused_or_means_the_same(name: str, tmp_path: Path) -> None:
+    writer = WRITERS[name]
+    tensors = checkpoints.random_tensors(FAMILY, {**TINY, **writer.extra}, fused=False)
+    stored, _ = code(tensors, writer)
+    at, refused, want = "model.layers.1.mlp.experts.3.up_proj", 0, None
+    spoil = (lambda t: t.flatten(), lambda t: t[None], lambda t: t.flatten()[0].clone(), lambda t: t)
+    for part in [n for n in stored if n.startswith(at) and not n.endswith(SPARED)]:
+        for i, other in enumerate(spoil):
+            if i == 2 and "scale" in part:
+                continue  # one scale for all is another form, that is read
+            path = write(tmp_path / f"{part}{i}", writer, {**stored, part: other(stored[part])})
+            try:
+                source = open_checkpoint(path).source
+                if source.shape(f"{at}.weight") != tensors[f"{at}.weight"].shape:
+                    refused += 1  # where the model's shapes are compared
+                    continue
+                kept = {key: value.clone() for key, value in source.read_coded(f"{at}.weight").items()}
+            except WeightsError as error:
+                assert part in error.message or at in error.message
+                refused += 1
+                continue
+            want = want or kept
+            assert all(torch.equal(kept[key].float(), want[key].float()) for key in want), (part, i)
+    assert refused and want
+
+
 def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
     writer = WRITERS["ModelOpt nvfp4"]
     stored, _ = code(checkpoints.random_tensors(FAMILY, TINY, fused=False), writer)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freetoken.core.units import ceil_div
 from freetoken.core.weights import FIELDS, NIBBLES, SORTED, CodedMatrix, Lies
 from freetoken.weights.dialect import Dialect, Form, Missing, Raw, Scheme, Shapes
 from freetoken.weights.dialects import _fp8, _int4
@@ -65,8 +66,11 @@ def _int4_form(shapes: Shapes, raw: Raw) -> Form:
         if ints and role not in shapes and all(one.get(key) == value for one in ints):
             raise Missing(role)
     rows, words = shapes[_CODES]
-    same("weight_scale", shapes[_SCALE], (rows, *shapes[_SCALE][1:]))
-    return _int4.form((rows, 8 * words), shapes[_SCALE][-1], zeros=_ZERO in shapes)
+    groups = shapes[_SCALE][-1]
+    wanted = {_SCALE: (rows, groups), _ZERO: (ceil_div(rows, 8), groups), _ORDER: (8 * words,)}
+    for role in wanted.keys() & shapes.keys():
+        same(role.removeprefix("."), shapes[role], wanted[role])
+    return _int4.form((rows, 8 * words), groups, zeros=_ZERO in shapes)
 
 
 def _int4_codes(t: Mapping[str, Tensor], raw: Raw) -> CodedMatrix:

@@ -31,6 +31,8 @@ def _form(shapes: Shapes, raw: Raw) -> Form:
     same("qweight", shapes[_CODES], (shapes[_CODES][0], rows))
     if raw.get("desc_act") and _GROUPS not in shapes:
         raise Missing(_GROUPS)
+    if _GROUPS in shapes:
+        same("g_idx", shapes[_GROUPS], (8 * shapes[_CODES][0],))
     return _int4.form((rows, 8 * shapes[_CODES][0]), groups, zeros=not _symmetric(raw))
 
 
