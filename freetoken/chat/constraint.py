@@ -23,6 +23,7 @@ from freetoken.core.errors import RequestError
 MaskArray = NDArray[np.int32]
 MAX_GRAMMAR_BYTES = 512 << 10
 _LEAD_TOKENS = 2
+_UNFORCED = '%llguidance {"no_forcing": true}\n'
 
 
 class ConstraintMaker:
@@ -74,6 +75,8 @@ class ConstraintMaker:
         if len(lark.encode()) > MAX_GRAMMAR_BYTES:
             raise _refused(f"it is larger than {MAX_GRAMMAR_BYTES >> 10} KiB", where)
         tokenizer = self._prepared()
+        if self._names_a_token(lark):
+            lark = _UNFORCED + lark
         grammar = llguidance.LLMatcher.grammar_from_lark(lark)
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
@@ -90,6 +93,14 @@ class ConstraintMaker:
                 blank = [i for i in range(source.vocab_size) if _is_blank(source.token_bytes(i))]
                 self._lead = bits(blank, self._vocab_size)
             return self._tokenizer
+
+    def _names_a_token(self, lark: str) -> bool:
+        """Whether a form holds the text of a control token, which has to be written in plain pieces.
+
+        Bytes that are forced would be cut as the tokenizer cuts them, into the control token.
+        """
+        plain = lark.replace("\\", "")
+        return "%llguidance" not in lark and any(t.text in plain for t in self._codec.tokenizer.added)
 
     def _mark(self, text: str) -> str:
         """A marker as a term: its id if it is one token that plain text can't make."""

@@ -126,6 +126,30 @@ def test_a_form_lets_through_what_has_it_and_nothing_else(makers, wished, good, 
     assert refused_at(maker, made(maker, ask(answer_format=wished)), bad) is not None
 
 
+@pytest.mark.parametrize(
+    "wished",
+    [
+        by("choice", ["</think>"]),
+        by("choice", ["<|im_end|>"]),
+        by("regex", "a<\\/think>b"),
+        by("json_schema", {"const": "<tool_call>"}),
+    ],
+    ids=str,
+)
+def test_the_text_of_a_control_token_is_written_in_plain_pieces(makers, wished):
+    maker = makers["qwen_xml"]
+    codec, constraint = codec_of(maker), made(maker, ask(answer_format=wished))
+    control, ids = {token.id for token in codec.tokenizer.added}, []
+    while True:
+        allowed = np.flatnonzero(np.unpackbits(constraint.mask().view(np.uint8), bitorder="little"))
+        if ids and codec.stop_ids[0] in allowed:
+            break
+        ids.append(int(next(i for i in allowed if i not in control)))
+        assert constraint.advance(ids[-1])
+    text = codec.tokenizer.decode(ids)
+    assert text.strip('"') in ("</think>", "<|im_end|>", "a</think>b", "<tool_call>")
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_drawn_blindly_under_a_schema_validates(makers, seed):
     maker = makers["qwen_json"]
