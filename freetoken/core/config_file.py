@@ -40,21 +40,25 @@ def read(path: Path | None = None) -> dict[str, Any]:
             code="config_missing",
             hint="Check --config, or create the file with: ft config set NAME VALUE",
         )
+    return _parse(_text(where), str(where))
+
+
+def _text(where: Path) -> str:
+    """Editors of Windows begin a file with a mark that is no part of its text."""
     try:
-        text = where.read_text("utf-8")
+        return where.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(
             f"{where} cannot be read: {e}.",
             code="config_unreadable",
             hint="It must be a UTF-8 text file that you may read.",
         ) from e
-    return _parse(text, str(where))
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         body = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise ConfigError(
             f"{where} is not valid TOML: {e}.",
             code="config_syntax",
@@ -111,7 +115,7 @@ def _quoted(text: str) -> str:
 
 
 def _edit(where: Path, name: str, line: str | None) -> None:
-    old = where.read_text("utf-8") if where.exists() else ""
+    old = _text(where) if where.exists() else ""
     if old:
         _parse(old, str(where))
     new = _replaced(old.removesuffix("\n").split("\n") if old else [], name, line)

@@ -54,6 +54,7 @@ def test_a_missing_default_file_is_empty_and_a_missing_named_one_is_an_error(
         ("[defautl]\nport = 1\n", "unknown_option"),
         ("default = 3\n", "config_syntax"),
         ("[default\n", "config_syntax"),
+        ("a = " + "[" * 10_000, "config_syntax"),
     ],
 )
 def test_what_is_wrong_has_a_code(tmp_path: Path, text: str, code: str) -> None:
@@ -70,6 +71,22 @@ def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe\x00")
     assert code_of(path) == "config_unreadable"
+
+
+def test_the_mark_that_windows_editors_begin_with_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"\xef\xbb\xbf[default]\r\nport = 5\r\n")
+    assert config_file.read(file) == {"port": 5}
+    config_file.set_value("port", "6", file)
+    assert config_file.read(file) == {"port": 6}
+
+
+def test_an_edit_of_what_is_no_text_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError) as e:
+        config_file.set_value("port", "6", file)
+    assert e.value.code == "config_unreadable" and file.read_bytes() == b"\xff\xfe"
 
 
 def test_an_edit_keeps_comments_order_and_the_users_way_of_writing(tmp_path: Path) -> None:
