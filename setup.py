@@ -42,8 +42,8 @@ X86_TIERS = {
     "avx512": AVX512,
     "avx512_bf16": [*AVX512, "-DFT_BF16_DOT", "-mavx512bf16", "-mavx512vnni"],
 }
-AMX = [*X86_TIERS["avx512_bf16"], "-mamx-tile", "-mamx-bf16"]
-"""One file more for the last of these; a compiler that doesn't know it leaves it out."""
+AMX = [*X86_TIERS["avx512_bf16"], "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"]
+"""Two files more for the last of these; a compiler that doesn't know it leaves them out."""
 # -ffp-contract=off: what is fused is written as such, so every compiler gives the same bits.
 FLAGS = [
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
@@ -72,7 +72,7 @@ def jobs(amx: bool) -> list[tuple[str, str, list[str]]]:
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     known = [*(["-DFT_HAVE_X86"] if x86 else []), *(["-DFT_HAVE_AMX"] if amx else [])]
     out = [("plain", name, known) for name in PLAIN]
-    out += [("amx", "amx", ["-DFT_NS=ft_amx", *AMX])] if amx else []
+    out += [("amx", name, ["-DFT_NS=ft_amx", *AMX]) for name in ("amx", "digits")] if amx else []
     tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else {})}
     for tier, flags in tiers.items():
         names = (

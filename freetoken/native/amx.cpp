@@ -333,6 +333,11 @@ static void run(const TileJob& job) {
     memset(job.out + rows * hidden, 0, (job.num_rows - rows) * hidden * sizeof(float));
     return run_expert(base.matrix ? floats[job.layer->format] : nullptr, job, rows);
   }
+  if (job.x_dtype == FT_BF16 && base.digits && rows > 0) {
+    const int64_t hidden = job.layer->hidden;
+    memset(job.out + rows * hidden, 0, (job.num_rows - rows) * hidden * sizeof(float));
+    return run_digits(*base.digits, job, rows);
+  }
   TileJob some = job;
   for (int r = 0; r < job.num_rows; r += FT_ROWS) {
     some.rows = job.rows + r;

@@ -257,6 +257,7 @@ struct Blocks : Spec {
 }  // namespace FT_NS
 
 #include "paired.h"
+#include "digits_of.h"
 
 namespace FT_NS {
 

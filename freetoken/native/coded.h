@@ -200,6 +200,15 @@ struct Coded {
 #define FT_WEIGHTS(Tile) nullptr
 #endif
 
+#if defined(FT_BF16_DOT)
+namespace FT_NS {
+template <class Format>
+struct DigitsOf {  // digits_of.h has more of them
+  static constexpr const DigitCodes* codes() { return nullptr; }
+};
+}  // namespace FT_NS
+#endif
+
 // A format of a tile by floats and, where the CPU multiplies bfloat16 pairs, by those. What isn't bfloat16 is
 // computed there as the tier below does, by its code.
 #if defined(FT_BF16_DOT)
@@ -220,8 +229,9 @@ struct Coded {
     ft_avx512::format_##name.numbers(job, first, last);                                             \
   }                                                                                                 \
   extern const TileFormat format_##name;                                                            \
-  const TileFormat format_##name = {#name, name##_run, tile_bytes, matrix_bytes<Floats::Tile>, \
-                                    name##_matrix, name##_numbers};                                 \
+  const TileFormat format_##name = {#name,         name##_run,     tile_bytes, matrix_bytes<Floats::Tile>, \
+                                    name##_matrix, name##_numbers, nullptr,    FT_ROWS,                     \
+                                    nullptr,       nullptr,        DigitsOf<Pairs>::codes()};               \
   }
 #else
 #define FT_CODED(name, Floats, Pairs, tile_bytes)                                                   \

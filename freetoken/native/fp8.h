@@ -94,11 +94,10 @@ struct Fp8Pairs {
     F acc[N][R];
     for (int n = 0; n < N; n++)
       for (int r = 0; r < R; r++) acc[n][r] = zero();
-    const uint8_t *row[N], *far[N], *soon[N];
+    const uint8_t *row[N], *far[N];
     for (int n = 0; n < N; n++) {
       row[n] = t.codes[m[n]] + i[n] * t.row_bytes;
       far[n] = lead.far(row[n], t.row_bytes, x);
-      soon[n] = lead.soon(row[n], t.row_bytes, x);
     }
     for (int64_t k = 0; k < hidden; k += 128)
       for (int n = 0; n < N; n++) {
@@ -106,8 +105,9 @@ struct Fp8Pairs {
         for (int r = 0; r < R; r++) part[r] = zero();
         for (int b = 0; b < 128 && k + b < hidden; b += 64) {
           fetch(far[n] + k + b);
-          fetch(soon[n] + k + b);
-          const Halves w(_mm512_loadu_si512(row[n] + k + b));
+          const uint8_t* p = row[n] + k + b;
+          FT_PREFETCH(p + SOON);
+          const Halves w(_mm512_loadu_si512(p));
           for (int r = 0; r < R; r++) {
             const uint16_t* at = x + r * xs + k + b;
             part[r] = dot2(part[r], w.low, _mm512_loadu_si512(at));
@@ -143,7 +143,9 @@ struct Fp8Pairs {
         for (int r = 0; r < R; r++) part[v][r] = zero();
       for (int j = i; j < i1 && j < i + 32; j += 2) {
         fetch(at + (j - i0) * STEP);
-        const Halves both(_mm512_loadu_si512(t.codes[2] + ((int64_t)(j / 2) * hidden + h) * 2));
+        const uint8_t* p = t.codes[2] + ((int64_t)(j / 2) * hidden + h) * 2;
+        FT_PREFETCH(p + SOON_DOWN);
+        const Halves both(_mm512_loadu_si512(p));
         const I lo = _mm512_unpacklo_epi16(both.low, both.high), hi = _mm512_unpackhi_epi16(both.low, both.high);
         for (int r = 0; r < R; r++) {
           uint32_t two;

@@ -92,7 +92,8 @@ void add_x86(std::vector<const TierKernels*>& out) {
   if (!(seven.a >= 1 && bit(more.a, 5) && bit(seven.c, 11))) return;  // BF16, VNNI
   out.push_back(&ft_avx512_bf16::kernels);
 #if defined(FT_HAVE_AMX) && defined(__linux__)
-  if (!(bit(seven.d, 22) && bit(seven.d, 24) && (saved >> 17 & 3) == 3 && may_use_tiles())) return;  // BF16, tiles
+  // BF16, tiles, VBMI
+  if (!(bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.c, 1) && (saved >> 17 & 3) == 3 && may_use_tiles())) return;
   static TierKernels tiles = ft_avx512_bf16::kernels;
   tiles.name = "amx";
   tiles.formats = ft_amx::formats(ft_avx512_bf16::kernels.formats, ft_avx512::kernels.formats);

@@ -40,6 +40,7 @@ struct WeightsJob {
 };
 
 struct PreparedFormat;  // prepared.h
+struct DigitCodes;      // digits.h
 
 struct TileFormat {
   const char* name;
@@ -53,6 +54,7 @@ struct TileFormat {
   int most_rows = FT_ROWS;
   uint64_t (*scratch)(uint32_t hidden, uint32_t tile_width) = nullptr;  // null: scratch_bytes
   const PreparedFormat* many = nullptr;  // `matrix` for more rows of bfloat16 than FT_ROWS; null: there is none
+  const DigitCodes* digits = nullptr;    // of four-bit codes that the tier above multiplies as bytes; null: not these
 };
 
 // Rows [first, last) of w, times all rows of x; bias and residual may be null.

@@ -1,4 +1,5 @@
-"""AMX: many rows are within their bound, bit-equal in any company of so many, and torch is left alone."""
+"""AMX: many rows are within their bound, bit-equal in any company of so many, and torch is left alone; few
+rows of four-bit codes are multiplied as bytes."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ LEAST = 16
 """Rows of an expert from which on the tiles compute; dense products begin with one more."""
 MULTIPLIED = [f for f in FORMATS if f not in ("f16", "f32")]
 DENSE = [f for f in MULTIPLIED if f != "bf16"]
+AS_BYTES = ["mxfp4", "nvfp4", "q4_k", "q4_0", "q4_1", *(f for f in FORMATS if f.startswith("int4"))]
 pytestmark = pytest.mark.skipif(
     AMX not in TIERS, reason="no AMX: this CPU lacks it, or its system or the compiler does"
 )
@@ -61,13 +63,61 @@ def test_a_row_has_the_same_bits_wherever_it_stands_among_enough(fmt):
         assert torch.equal(answer(made, request(made, x, [Item(0, rows)]), AMX), whole[rows]), count
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "q4_k"])
-def test_few_rows_and_other_types_are_the_tier_belows(fmt):
+@pytest.mark.parametrize("fmt", ["bf16", "q5_k", "q4_k"])
+def test_few_rows_of_other_codes_and_other_types_are_the_tier_belows(fmt):
     made = one(fmt, 256, 512, 256, 1)
     for dtype, rows in ((torch.bfloat16, LEAST - 1), (torch.float16, 40), (torch.float32, 40)):
+        if fmt in AS_BYTES and dtype == torch.bfloat16:
+            continue
         x = inputs(rows, 256, dtype)
         io = request(made, x, [Item(0, list(range(rows)))])
         assert torch.equal(answer(made, io, AMX), answer(made, io, BELOW)), dtype
+
+
+@pytest.mark.parametrize("fmt", AS_BYTES)
+@pytest.mark.parametrize("largest", [1.0, 3000.0, 1e15, 1e-30])
+def test_few_rows_keep_what_is_small_beside_what_is_large(fmt, largest):
+    """A block of x has one power of two, which its largest element decides."""
+    unit = FORMATS[fmt].columns_multiple
+    hidden = unit * (400 // unit + 1)
+    made = one(fmt, hidden, 512, 256, 1)
+    x = inputs(7, hidden, torch.bfloat16)
+    if largest < 1:
+        x *= largest
+    else:
+        x[:, 3::100] *= largest
+    items = [Item(0, list(range(7)))]
+    want, bound = reference(made, x, items)
+    within(answer(made, request(made, x, items), AMX), want, bound)
+
+
+@pytest.mark.parametrize("fmt", AS_BYTES)
+def test_few_rows_are_as_near_to_float64_as_the_tier_belows(fmt):
+    made, x = one(fmt, 1024, 512, 256, 1), inputs(6, 1024, torch.bfloat16)
+    items = [Item(0, list(range(6)))]
+    want, _ = reference(made, x, items)
+    io = request(made, x, items)
+    ours, theirs = ((answer(made, io, tier).double() - want).square().mean() for tier in (AMX, BELOW))
+    assert float(ours) <= 1.1 * float(theirs)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "int4_g32", "q4_0"])
+def test_weights_that_are_zero_give_zero(fmt):
+    zeros = torch.zeros(256, 256)
+    made = one(fmt, 256, 256, 256, 1)
+    made.bank.put(0, 0, torch.ones(256, 256), torch.ones(256, 256), zeros)
+    x = inputs(3, 256, torch.bfloat16)
+    out = answer(made, request(made, x, [Item(0, [0, 1, 2])]), AMX)
+    assert bool((out == 0).all())
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "q4_k"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(fmt, bad):
+    made, x = one(fmt, 512, 256, 256, 1), inputs(4, 512, torch.bfloat16)
+    x[2, 300] = bad
+    out = answer(made, request(made, x, [Item(0, [0, 1, 2, 3])]), AMX)
+    assert bool(out[2].isnan().all()) and bool(torch.isfinite(out[[0, 1, 3]]).all())
 
 
 @pytest.mark.parametrize("fmt", DENSE)

@@ -58,7 +58,7 @@ struct Pairs {
   FT_INLINE_MEMBER void alone(int m, int i, const uint16_t* x, float* out) const {
     float dots[1];
     const uint16_t* row = (m ? up : gate) + i * hidden;
-    const uint8_t *p = (const uint8_t*)row, *far = lead.far(p, 2 * hidden, x), *soon = lead.soon(p, 2 * hidden, x);
+    const uint8_t *p = (const uint8_t*)row, *far = lead.far(p, 2 * hidden, x), *soon = p + SOON;
     if (!ft_row_near) soon = (const uint8_t*)x, far = far >= (const uint8_t*)down_t ? far : soon;
     row_dots<1>(row, x, 0, hidden, far, soon, dots);
     *out = dots[0];
@@ -80,6 +80,8 @@ struct Pairs {
     for (int i = i0; i < i1; i += 2, w += 2 * hidden, at += 128) {
       fetch(at);
       fetch(at + 64);
+      FT_PREFETCH((const uint8_t*)w + SOON_DOWN);
+      FT_PREFETCH((const uint8_t*)(w + hidden) + SOON_DOWN);
       I a = _mm512_maskz_loadu_epi16(live, w), b = _mm512_maskz_loadu_epi16(live, w + hidden);
       I lo = _mm512_unpacklo_epi16(a, b), hi = _mm512_unpackhi_epi16(a, b);
       for (int r = 0; r < R; r++) {
