@@ -371,7 +371,9 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
       for (int64_t i = w; i < middle; i++) g[r * gs + i] = 0;
       place_middle(g + r * gs, middle, codes, mid + r * ms);
     }
-    if (n + 1 < job.last) codes.meet(l, tile + l.tile_bytes);
+    const uint8_t* next = n + 1 < job.last ? tile + l.tile_bytes : nullptr;
+    if (n + 1 == job.last && job.take_next) next = t.lead.next = job.take_next(job.turn);
+    if (next) codes.meet(l, next);
     for (int64_t i = 0; i < w; i += SPAN) {
       const bool fresh = n == job.first && i == 0;
       for (int64_t from = 0; from < h; from += LANES_AT_ONCE) {

@@ -52,10 +52,11 @@ FT_INLINE void prefetch_row(const void* p) { __builtin_prefetch((const uint8_t*)
 // cache (Emerald Rapids, mxfp4: 10 % more than without), the first of a chunk with it.
 struct Lead {
   int64_t bytes = AHEAD;
-  const uint8_t* end = (const uint8_t*)INT64_MAX;  // of the chunk
-  // What lies `bytes` behind num_bytes from p on; beyond the end `none`, which is in the nearest cache.
+  const uint8_t *end = (const uint8_t*)INT64_MAX, *next = nullptr;  // of the chunk; where the next one begins
+  // What lies `bytes` behind num_bytes from p on; beyond the end the next chunk's, or `none`, which is in the nearest cache.
   FT_INLINE_MEMBER const uint8_t* far(const uint8_t* p, int64_t num_bytes, const void* none) const {
-    return p + num_bytes + bytes <= end ? p + bytes : (const uint8_t*)none;
+    if (p + num_bytes + bytes <= end) return p + bytes;
+    return next ? next + (p + bytes - end) : (const uint8_t*)none;
   }
 };
 constexpr int SOON = 2048, SOON_DOWN = 512;
@@ -179,7 +180,7 @@ template <class Format>
 FT_INLINE Lead lead_of(const TileJob& job, int num_rows) {
   const ft_layer& l = *job.layer;
   const int64_t columns = group_size<Format>((int)l.tile_width, num_rows) * Format::column_bytes(l.hidden) + 8192;
-  return {columns < MOST_AHEAD ? columns : MOST_AHEAD, job.record + l.tiles_offset + job.last * l.tile_bytes};
+  return {columns < MOST_AHEAD ? columns : MOST_AHEAD, job.record + l.tiles_offset + job.last * l.tile_bytes, nullptr};
 }
 
 // Without LEADS the last columns bring the first group of down along, which nothing else would prefetch.
@@ -305,8 +306,11 @@ static void run_tiles(const TileJob& job) {
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
     Format::prepare_middle(mid, gs, w, rows);
-    if constexpr (Format::IN_ORDER)
-      if (t + 1 < job.last) Format(l, tile + l.tile_bytes);  // prefetches its first scales
+    const uint8_t* next = t + 1 < job.last ? tile + l.tile_bytes : nullptr;
+    if constexpr (Format::LEADS) {
+      if (t + 1 == job.last && job.take_next) next = f.lead.next = job.take_next(job.turn);
+      if (next) Format(l, next);  // prefetches its first scales
+    }
     down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }

@@ -29,7 +29,7 @@ uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried, bool many) 
 
 // --- a wave ---------------------------------------------------------------------------------------
 
-void Executor::Wave::compute(int worker, Chunk& chunk) {
+void Executor::Wave::compute(int worker, Chunk& chunk, Turn& turn) {
   Pool& pool = Pool::instance();
   const bool faulty = pooled && pool.has_faults();
   const uint64_t began = faulty ? now_ns() : 0;
@@ -39,6 +39,16 @@ void Executor::Wave::compute(int worker, Chunk& chunk) {
     own_scratch.resize(scratch + 64);
     chunk.tiles.scratch = (uint8_t*)ft_align((uint64_t)own_scratch.data(), 64);
   }
+  chunk.tiles.turn = &turn;
+  chunk.tiles.take_next = [](void* of) -> const uint8_t* {
+    Turn& mine = *(Turn*)of;
+    if (!mine.taken && mine.wave->next.load(std::memory_order_relaxed) >= mine.wave->last_taken) return nullptr;
+    if (!mine.taken) mine.ticket = mine.wave->take();
+    mine.taken = true;
+    if (mine.ticket >= mine.wave->chunks.size()) return nullptr;
+    const TileJob& job = mine.wave->chunks[mine.ticket].tiles;
+    return job.record + job.layer->tiles_offset + job.first * job.layer->tile_bytes;
+  };
   kernels->formats[chunk.tiles.layer->format]->run(chunk.tiles);
   if (faulty) pool.suffer(worker, now_ns() - began);
   done[chunk.owner].fetch_add(1, std::memory_order_release);
@@ -64,21 +74,23 @@ bool Executor::Wave::wait_for(uint32_t owner) {
 
 void Executor::Wave::work(int worker) {
   const uint32_t total = (uint32_t)(chunks.size() + slabs.size());
-  for (;;) {
-    const uint32_t ticket = next.fetch_add(1, std::memory_order_relaxed);
+  for (uint32_t ticket = take();;) {
     if (ticket >= total || abandoned.load(std::memory_order_relaxed)) return;
     if (poison->load(std::memory_order_relaxed)) {
       abandoned.store(true);
       return;
     }
     if (ticket < chunks.size()) {
-      compute(worker, chunks[ticket]);
+      Turn turn{this, 0, false};
+      compute(worker, chunks[ticket], turn);
+      ticket = turn.taken ? turn.ticket : take();
       continue;
     }
     const Slab& slab = slabs[ticket - chunks.size()];
     if (!wait_for(slab.owner)) return;
     const Block& b = blocks[slab.owner];
     kernels->sum(b.total + slab.first, b.parts + slab.first, b.num_parts, b.count, slab.count);
+    ticket = take();
   }
 }
 
@@ -164,6 +176,8 @@ bool Executor::run_wave(uint32_t deadline_ms) {
   Pool& pool = Pool::instance();
   bool done = true;
   wave.pooled = pool.threads() > 1 && pool.acquire();
+  const size_t shared = wave.pooled ? 2 * (size_t)pool.threads() : 0;
+  wave.last_taken = wave.chunks.size() > shared ? wave.chunks.size() - shared : 0;
   if (wave.pooled) {
     done = pool.run(wave, deadline_ms);
     stuck_ = !done;

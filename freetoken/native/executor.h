@@ -46,9 +46,17 @@ class Executor {
     uint32_t owner;
     int64_t first, count;
   };
+  struct Wave;
+  // A worker's: the ticket that it takes while its chunk ends.
+  struct Turn {
+    Wave* wave;
+    uint32_t ticket;
+    bool taken;
+  };
   struct Wave : Job {
     void work(int worker) override;
-    void compute(int worker, Chunk& chunk);
+    void compute(int worker, Chunk& chunk, Turn& turn);
+    uint32_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
     bool wait_for(uint32_t owner);
 
     const TierKernels* kernels = nullptr;
@@ -62,6 +70,7 @@ class Executor {
     std::atomic<bool> abandoned{false};
     uint32_t deadline_ms = 0;
     bool pooled = false;
+    size_t last_taken = 0;  // chunks up to which that may be: the end is shared finely
     std::vector<uint8_t> own_scratch;
     std::vector<float> parts;
   };

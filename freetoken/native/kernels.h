@@ -19,6 +19,10 @@ struct TileJob {
   int x_dtype;                // ft_dtype
   float* out;                 // [num_rows, H], overwritten with the sum over the tiles, ascending
   uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
+  // Takes the thread's next job ahead of time, so that its first tile, which this returns, can be prefetched. Returns
+  // null if there is none; null: nobody offers one.
+  const uint8_t* (*take_next)(void* turn) = nullptr;
+  void* turn = nullptr;
 };
 
 // A coded matrix w [n, k] times rows of x, x, bias and y of dtype; or as numbers, y float [n, k].
