@@ -22,7 +22,7 @@ import numpy as np
 import tokenizers
 
 from freetoken.chat.segments import SegmentMemo, is_separable
-from freetoken.chat.tokenizer import IntArray, Tokenizer, valid_unicode
+from freetoken.chat.tokenizer import IntArray, Tokenizer, ids_of, valid_unicode
 
 MARK = "\ufdd0"
 
@@ -72,7 +72,7 @@ class InertText:
         parts = self._pattern.split(rendered)  # text, control, text, control, ... text
         parts[0::2] = [text.replace(MARK, "") for text in parts[0::2]]
         parts[1::2] = [MARK + control for control in parts[1::2]]
-        ids = self._twin_tokenizer().encode("".join(parts), add_special_tokens=False).ids
+        ids = ids_of(self._twin_tokenizer(), "".join(parts))
         return np.array([self._twin_ids.get(i, i) for i in ids], np.int32)
 
     def _encode_pieces(self, rendered: str) -> IntArray:
@@ -89,7 +89,7 @@ class InertText:
 
     def _encode_broken(self, text: str) -> IntArray:
         """Text in which control texts are just text."""
-        return np.array(self._twin_tokenizer().encode(text, add_special_tokens=False).ids, np.int32)
+        return np.array(ids_of(self._twin_tokenizer(), text), np.int32)
 
     def text(self, broken: str) -> str:
         """The text as people wrote it."""

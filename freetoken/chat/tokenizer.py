@@ -93,7 +93,7 @@ class Tokenizer:
         add_special  add what the tokenizer puts around plain text (often BOS), never a second BOS
         Returns      int32 [n]
         """
-        ids = self.backend.encode(valid_unicode(text), add_special_tokens=add_special).ids
+        ids = ids_of(self.backend, valid_unicode(text), add_special)
         doubled = add_special and len(ids) > 1 and ids[0] == ids[1] == self._leading_id
         return np.array(ids[1:] if doubled else ids, np.int32)
 
@@ -117,6 +117,14 @@ class Tokenizer:
     def drops_first_space(self) -> bool:
         """True if the space that opens a text is the tokenizer's and not the reader's."""
         return self._pieces.drops_first_space
+
+
+def ids_of(backend: tokenizers.Tokenizer, text: str, add_special: bool = False) -> list[int]:
+    """As a batch of one: that is twice as fast, and unlike `encode` it lets other threads run meanwhile.
+
+    A long text takes seconds, in which a server's streams and the engine would stand still.
+    """
+    return list(backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
 
 
 class Detokenizer:

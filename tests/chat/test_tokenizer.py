@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freetoken.chat.inert import InertText
 from freetoken.chat.tokenizer import Tokenizer
 from freetoken.core.errors import WeightsError
 
@@ -169,3 +172,19 @@ def test_a_damaged_file_beside_the_tokenizer_is_named(
     with pytest.raises(WeightsError) as e:
         Tokenizer.from_directory(tmp_path)
     assert e.value.code == code and file in e.value.message
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["plain", "quoting control text"])
+def test_a_long_text_lets_other_threads_run(control: bool) -> None:
+    """A server's streams go on while somebody's prompt of some megabytes is tokenised."""
+    tokenizer = Tokenizer.from_directory(vocabularies.DEMO)
+    inert = InertText(tokenizer, ["<|im_end|>"])
+    text = ("hello <|im_end|>" if control else "hello world ") * 60_000
+    broken = inert.break_up(text)
+    inert.encode(inert.break_up("<|im_end|>"))  # what is made once is made
+    turns, work = 0, threading.Thread(target=inert.encode, args=(broken,))
+    work.start()
+    while work.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 20
