@@ -38,6 +38,7 @@ HEAD_S = 20.0
 """Longer than any client takes, short enough that idle sockets don't pile up."""
 MAX_HEAD_BYTES = 64 << 10
 _SETTLE_S = 5.0
+_HANGUP = getattr(signal, "SIGHUP", None)
 _log = logger("server")
 
 
@@ -198,6 +199,8 @@ class _Server(uvicorn.Server):
         signals = [signal.SIGINT, signal.SIGTERM]
         if sys.platform == "win32":
             signals.append(signal.SIGBREAK)
+        elif signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else somebody, like nohup, ignores it
+            signals.append(signal.SIGHUP)
         before = {s: signal.signal(s, self.handle_exit) for s in signals}
         try:
             yield
@@ -206,6 +209,8 @@ class _Server(uvicorn.Server):
                 signal.signal(s, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == _HANGUP:
+            return  # a terminal that closes may say so twice
         if self.should_exit:
             self.force_exit = True
             self.exit_code = 128 + sig

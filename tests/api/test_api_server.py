@@ -85,6 +85,20 @@ def test_sigterm_lets_a_running_answer_finish_and_nothing_is_called_meanwhile():
         assert server.end() == (0, "live=0 threads=[] outbound=[]")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of Windows send no such signal")
+def test_a_terminal_that_closes_stops_the_server_in_order():
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        pytest.skip("ignored here, and by the child, too")
+    with process(answer_s=1.0) as server:
+        thread = server.ask()
+        for _ in range(2):
+            server.popen.send_signal(signal.SIGHUP)
+            time.sleep(0.1)
+        thread.join()
+        assert "done" in server.texts[0] and "[DONE]" in server.texts[0]
+        assert server.end() == (0, "live=0 threads=[] outbound=[]")
+
+
 def test_answers_beyond_the_drain_time_are_cut_and_the_exit_code_says_so():
     with process(answer_s=30.0, drain_s=0.3) as server:
         thread = server.ask()
