@@ -322,6 +322,15 @@ static FT_APART void columns(const Tile& t, int64_t i, int64_t h0, int64_t h1, c
   if (N > 1) lanes<SPAN, LOOKED_UP, R, 1>(t, i, h, h0, h1, steps, offsets, mid, ms, w, out, os, fresh, at);
 }
 
+// Groups of rows as FT_ROW_GROUPS has them; sums of six are more than the registers hold.
+#define FT_FOURS(rows, CALL)             \
+  for (int r = 0; r < (rows);) {         \
+    const int left = (rows) - r;         \
+    if (left >= 4) { CALL(4); r += 4; }  \
+    else if (left >= 2) { CALL(2); r += 2; } \
+    else { CALL(1); r += 1; }            \
+  }
+
 template <int SPAN, bool LOOKED_UP>
 static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   const ft_layer& l = *job.layer;
@@ -358,7 +367,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
         codes.rows(l, tile, m, (int)i, (int)end, steps, offsets);
         for (int64_t q = i; q < end; q += 2) {
 #define FT_CALL(R) two_dots<SPAN, LOOKED_UP, R>(t, m, q, steps + (q - i) * of_row, offsets + (q - i) * padded / 16, x + r * xs, xs, (m ? u : g) + r * gs + q, gs)
-          FT_ROW_GROUPS(rows, FT_CALL)
+          FT_FOURS(rows, FT_CALL)
 #undef FT_CALL
         }
       }
@@ -381,7 +390,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
         codes.lanes(l, tile, (int)i, (int)from, (int)(to - from), steps, offsets);
         const uint8_t* at = t.lead.far(t.column(i) + from * (SPAN / 2), (to - from) * (SPAN / 2), mid);
 #define FT_CALL(R) columns<SPAN, LOOKED_UP, R>(t, i, from, to, steps, offsets, mid + r * ms, ms, middle, sums + r * os, os, fresh, r ? mid : at)
-        FT_ROW_GROUPS(rows, FT_CALL)
+        FT_FOURS(rows, FT_CALL)
 #undef FT_CALL
       }
     }
