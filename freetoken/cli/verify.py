@@ -63,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tokens < 1:
+        raise ConfigError("--tokens is at least 1.", code="invalid_option", hint="Like: --tokens 8")
     resolved = _options.resolve(args)
     quiet_log(resolved.options, resolved.origin["log_level"] != "default")
     notes = Terminal(sys.stderr)

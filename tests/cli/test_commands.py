@@ -59,6 +59,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "polcy"], "unknown_command", "policy"),
         (["verify", "--backends", "fused,hybird"], "invalid_option", "hybrid"),
         (["verify", "--backends", "fused"], "invalid_option", "fused,hybrid"),
+        (["verify", "--tokens", "0"], "invalid_option", "--tokens 8"),
         (["verify", "--prompts", "nowhere.txt"], "unreadable_file", "--prompts"),
     ],
 )
