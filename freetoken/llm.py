@@ -379,6 +379,13 @@ class LLM:
 
     def _check_length(self, used: int, params: GenerateParams, param: str) -> None:
         """The prompt and at least one token, or all that is wished explicitly, must fit the context."""
+        if params.max_tokens is not None and params.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens is {params.max_tokens}, an answer has at least one token.",
+                code="out_of_range",
+                hint="Leave it out for an answer of any length.",
+                param="max_tokens",
+            )
         limit, max_tokens = self.plan.max_model_len, None if params.clip_max_tokens else params.max_tokens
         if used + (max_tokens or 1) > limit:
             raise ContextLengthError(used, limit, max_tokens=max_tokens or 0, param=param)

@@ -138,6 +138,13 @@ def test_the_context_limit_is_exact_and_said_with_its_numbers(llm, num_prompt, m
     assert str(limit) in e.value.message and e.value.param == "prompt"
 
 
+@pytest.mark.parametrize("max_tokens", [0, -1])
+def test_an_answer_of_no_tokens_is_refused_and_not_taken_for_an_endless_one(llm, max_tokens):
+    with pytest.raises(RequestError, match="at least one token") as e:
+        llm.submit_text("one", GenerateParams(max_tokens=max_tokens), "none")
+    assert (e.value.code, e.value.param) == ("out_of_range", "max_tokens")
+
+
 @pytest.mark.parametrize("limit", [2, 3, 4, 5])
 def test_the_smallest_contexts_start_and_answer(limit):
     llm = build_llm(Options(device="cpu", max_model_len=limit, max_running_requests=1))
