@@ -198,13 +198,9 @@ class LLM:
         """Stop the engine and write what was recorded. Idempotent."""
         if self._built is not None:
             self._built.close()
-        recorder, self._recorder = self._recorder, None
-        path = self.options.record_routing
-        if recorder is not None and path:
-            try:
-                recorder.save(path, {"model": self.model_name})
-            except OSError as error:
-                raise _unwritable(path, error.strerror or str(error)) from error
+        if self._recorder is not None and self.options.record_routing:
+            self._recorder.save(self.options.record_routing, {"model": self.model_name})
+            self._recorder = None
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let running requests finish, abort what is left after `timeout_s`."""
@@ -465,16 +461,12 @@ def _check_trace_path(path: str | None) -> None:
     """A trace is written when all is over; a folder that takes none is found out before."""
     folder = Path(path).absolute().parent if path else None
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise _unwritable(path, "no such folder, or none that you may write to")
-
-
-def _unwritable(path: str | None, why: str) -> ConfigError:
-    return ConfigError(
-        f"The routing trace cannot be written to {path}: {why}.",
-        code="unwritable_file",
-        hint="Name a file in a folder that has room and that you may write to with --record-routing.",
-        param="record_routing",
-    )
+        raise ConfigError(
+            f"The routing trace cannot be written to {path}.",
+            code="unwritable_file",
+            hint="Name a file in a folder that is there and that you may write to with --record-routing.",
+            param="record_routing",
+        )
 
 
 def _close(llm: weakref.ref[LLM]) -> None:

@@ -21,14 +21,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class Terminal:
-    """One output stream. `live` says whether a line may be overwritten.
+    """One output stream. `live` says whether a line may be overwritten."""
 
-    lasting   what can't be written is left out: a server outlives who reads its messages
-    """
-
-    def __init__(self, stream: TextIO, *, color: bool | None = None, lasting: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, color: bool | None = None) -> None:
         self.stream = stream
-        self.lasting = lasting
         self.live = stream.isatty()
         self.color = self.live and not env.no_color() if color is None else color
         self._transient = False
@@ -64,6 +60,7 @@ class Terminal:
         """Write text as it streams, removing a transient line first."""
         self.clear()
         self._put(text)
+        self.stream.flush()
 
     def line(self, text: str = "") -> None:
         self.write(text + "\n")
@@ -84,6 +81,7 @@ class Terminal:
         if not self.live:
             return
         self._put("\r\x1b[2K" + text[: self.width + 20])
+        self.stream.flush()
         self._transient = True
 
     def clear(self) -> None:
@@ -102,14 +100,6 @@ class Terminal:
             self.line(self.dim(text) if n == 0 else text)
 
     def _put(self, text: str) -> None:
-        try:
-            self._encoded(text)
-            self.stream.flush()
-        except OSError:
-            if not self.lasting:
-                raise
-
-    def _encoded(self, text: str) -> None:
         try:
             self.stream.write(text)
         except UnicodeEncodeError:

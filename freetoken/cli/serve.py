@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     resolved = _options.resolve(args)
     options = resolved.options
     log.configure(options.log_level, options.log_file, options.log_json)
-    out = Terminal(sys.stderr, lasting=True)
+    out = Terminal(sys.stderr)
     _options.say_notes(resolved, out)
     sock = ports.bind(options.host, options.port)
     # Late: torch and the server's packages are not needed to refuse a wrong option or a taken port.

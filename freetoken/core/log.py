@@ -28,27 +28,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(body, ensure_ascii=False)
 
 
-class _Stream(logging.StreamHandler):  # type: ignore[type-arg] # of any stream
-    """A line that can't be written (a full disk, a reader that left) is lost, and nothing is said of it."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-
-class _File(logging.FileHandler):
-    """The same in a file."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-
 def configure(level: str = "info", path: str | None = None, as_json: bool = False) -> None:
     """Send the `freetoken` logger to stderr, or to `path`; called once by a command.
 
     Raises ConfigError `unwritable_file`.
     """
     try:
-        handler: logging.Handler = _File(path, encoding="utf-8") if path else _Stream(sys.stderr)
+        handler: logging.Handler = (
+            logging.FileHandler(path, encoding="utf-8") if path else logging.StreamHandler(sys.stderr)
+        )
     except OSError as e:
         raise ConfigError(
             f"The log cannot be written to {path}: {e.strerror}.",

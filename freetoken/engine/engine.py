@@ -45,9 +45,9 @@ from freetoken.engine.plan import Plan
 from freetoken.engine.prefill import PrefillJob
 from freetoken.engine.rehearsal import PREPARING, prepare_kernels
 from freetoken.engine.runner import Launched, Runner
-from freetoken.engine.sampler import Sampled
 from freetoken.engine.scheduler import NeedsSync, Schedule, Scheduler, Work
 from freetoken.engine.segments import segment_of
+from freetoken.engine.slips import Sampled
 from freetoken.engine.stats import EngineStats
 from freetoken.kernels._triton import compilations
 

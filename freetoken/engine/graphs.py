@@ -62,11 +62,11 @@ class DecodeGraphs:
         graph.replay()
         return batch, logits[: len(segments)]
 
-    def rehearse(self, rows: int) -> None:
-        """Run a step of `rows` dead rows as `launch` captures it; nothing of it is kept."""
+    def rehearse(self, rows: int) -> Tensor:
+        """Run a step of `rows` dead rows as `launch` captures it; nothing of it is kept. Its logits."""
         self._rehearsed.add(rows)
         self._buffers.fill([], rows, resolve=False)
-        self._forward(self._buffers.batch(rows, rows, 0, (), True))
+        return self._forward(self._buffers.batch(rows, rows, 0, (), True))
 
     def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         started, before = time.perf_counter(), torch.cuda.memory_allocated()

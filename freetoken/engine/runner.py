@@ -18,7 +18,8 @@ from freetoken.core.request import TokenLogprob
 from freetoken.engine import programs
 from freetoken.engine.graphs import DecodeGraphs
 from freetoken.engine.programs import DecodePrograms
-from freetoken.engine.sampler import Draw, Sampled, Sampler, upload
+from freetoken.engine.sampler import Draw, Sampler
+from freetoken.engine.slips import Sampled
 from freetoken.engine.threads import ThreadTrial
 
 
@@ -105,19 +106,18 @@ class Runner:
             return Launched(batch, self.model.forward(batch, self.experts))
 
     def rehearse(self, segments: Sequence[Segment]) -> None:
-        """The forward that `launch` runs, without capturing it."""
+        """The forward that `launch` runs, without capturing it, and draws from what it would give."""
         with torch.inference_mode():
             if isinstance(self._graphs, DecodeGraphs) and self._graphs.fits(segments):
-                self._graphs.rehearse(self.device.bucket(len(segments)))
+                logits = self._graphs.rehearse(self.device.bucket(len(segments)))
             else:
-                self.model.forward(self.fill(segments), self.experts)
+                logits = self.model.forward(self.fill(segments), self.experts)
+            self.sampler.rehearse(logits)
 
     def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> Sampled:
         """Draw from the given logit rows only: what ended meanwhile is not sampled."""
         with torch.inference_mode():
-            if len(rows) != logits.shape[0]:
-                logits = logits[upload(rows, logits.device)]
-            return self.sampler.sample(logits, draws)
+            return self.sampler.sample(logits, draws, rows)
 
     def end_step(self, seconds: float) -> None:
         """The step launched last took so long."""

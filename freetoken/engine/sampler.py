@@ -1,8 +1,8 @@
 """Logits into tokens, row by row. Owns the device buffer of last tokens; knows no request.
 
 A draw depends on (seed, position) and the row's own logits only, so batch composition, chunking and
-preemption never change it. Order: bias, penalties, temperature, top-k, top-p, min-p, draw.
-Reported log probabilities are the model's own, before any of these.
+preemption never change it. Order: bias, bans, penalties, mask; then, by `kernels.sample`, temperature, top-k,
+top-p, min-p, draw. Reported log probabilities are the model's own, before any of these.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from freetoken.core.request import SamplingParams, TokenLogprob
+from freetoken.engine.slips import Sampled, Slips
+from freetoken.kernels.sample import Choice, sample
 
 _MASK = (1 << 64) - 1
 NEVER = -3e38
+WAYS = (Choice(0, 0), Choice(0, 0, temperature=1.0), Choice(0, 0, temperature=1.0, top_p=0.5))
+"""Of drawing, that have kernels of their own."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +46,6 @@ class Draw:
     mask: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """Tokens of one step on their way to the host; both int64 [R], there once `event` is over.
-
-    ids   what was drawn; bad is 1 where the logits were not finite
-    """
-
-    ids: Tensor
-    bad: Tensor
-    logprobs: tuple[TokenLogprob | None, ...]
-    event: torch.cuda.Event | None = None
-
-    def read(self) -> tuple[list[int], list[bool]]:
-        """Wait for this step alone, whatever was launched after it."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.ids.tolist(), [bool(b) for b in self.bad.tolist()]
-
-
 def uniform(seed: int, position: int) -> float:
     """Return a number in (0, 1) from (seed, position): SplitMix64 (Steele et al. 2014), 52 bits."""
     z = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xBF58476D1CE4E5B9) & _MASK
@@ -75,82 +60,52 @@ class Sampler:
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._slips = Slips(max_rows, torch.cuda.Event if device.type == "cuda" else None)
 
-    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> Sampled:
-        """Draw one token for each row of `logits` float32 [R, V]. Never waits for the device unless
-        log probabilities are wanted."""
-        bad = ~torch.isfinite(logits.sum(-1))  # any NaN or infinity makes the sum one; cheaper than a mask
-        ids = _argmax(logits)
-        for i, draw in enumerate(draws):
-            if draw.forced_id >= 0:
-                ids[i] = draw.forced_id
-            elif not _is_greedy(draw):
-                ids[i] = draw_token(logits[i], draw)
-        self.last_tokens[upload([d.row for d in draws], logits.device)] = ids
-        logprobs = tuple(_logprobs(logits[i], ids[i], d) for i, d in enumerate(draws))
-        if logits.device.type == "cpu":
-            return Sampled(ids, bad, logprobs)
-        host = torch.empty(2, len(draws), dtype=torch.int64, pin_memory=True)
-        host.copy_(torch.stack([ids, bad.long()]), non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return Sampled(host[0], host[1], logprobs, event)
+    def sample(self, logits: Tensor, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> Sampled:
+        """Draw one token for each of `rows` (default: all) of `logits` float32 [R, V]. Never waits for the
+        device unless log probabilities are wanted."""
+        rows = range(len(draws)) if rows is None else rows
+        choices = [choice_of(logits, row, draw) for row, draw in zip(rows, draws, strict=True)]
+        with self._slips.taken(len(draws)) as piece:
+            slip = piece.slip(len(draws))
+            sample(logits, choices, self.last_tokens, slip)
+        reported = tuple(self._reported(logits, *one) for one in zip(rows, draws, strict=True))
+        return piece.sampled(slip, reported)
 
+    def rehearse(self, logits: Tensor) -> None:
+        """Sample rows that nobody asked for, in each of the ways that have kernels of their own."""
+        last, rows = torch.zeros_like(self.last_tokens), range(min(len(logits), len(self.last_tokens)))
+        for how in WAYS if rows else ():
+            choices = [how._replace(source=row, row=row) for row in rows]
+            with self._slips.taken(len(rows)) as piece:
+                sample(logits, choices, last, piece.slip(len(rows)))
 
-def upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """int64 [n] on the device, without waiting for it."""
-    host = torch.tensor(values, dtype=torch.int64)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    def _reported(self, logits: Tensor, row: int, draw: Draw) -> TokenLogprob | None:
+        wanted = draw.params.logprobs
+        return None if wanted is None else _logprobs(logits[row], self.last_tokens[draw.row], wanted)
 
 
-def _argmax(logits: Tensor) -> Tensor:
-    """int64 [R]; the lowest id wins a tie. numpy's is twelve times as fast as torch's on a CPU."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
-
-
-def _is_greedy(draw: Draw) -> bool:
+def choice_of(logits: Tensor, row: int, draw: Draw) -> Choice:
+    """How a row of the logits is drawn; what has to be changed in it is changed in a copy."""
     p = draw.params
-    return (
-        p.temperature == 0
-        and draw.forced_id < 0
-        and not p.logit_bias
-        and not draw.banned
-        and draw.mask is None
-        and (draw.history is None or not _penalised(p))
-    )
+    if draw.forced_id >= 0:
+        return Choice(row, draw.row, forced=draw.forced_id)
+    adjusted = adjust(logits[row], draw) if _is_adjusted(draw) else None
+    if p.temperature == 0:
+        return Choice(row, draw.row, adjusted=adjusted)
+    u = uniform(p.seed, draw.position)
+    return Choice(row, draw.row, u, p.temperature, p.top_k, p.top_p, p.min_p, adjusted=adjusted)
+
+
+def _is_adjusted(draw: Draw) -> bool:
+    p = draw.params
+    penalised = draw.history is not None and _penalised(p)
+    return bool(p.logit_bias or draw.banned or draw.mask is not None or penalised)
 
 
 def _penalised(p: SamplingParams) -> bool:
     return p.presence_penalty != 0 or p.frequency_penalty != 0 or p.repetition_penalty != 1
-
-
-def draw_token(logits: Tensor, draw: Draw) -> Tensor:
-    """Draw one id from float32 [V] logits; int64 scalar."""
-    p = draw.params
-    logits = adjust(logits, draw)
-    if p.temperature == 0:
-        return logits.argmax(-1)
-    scaled = logits / p.temperature
-    if p.top_k > 0 and p.top_k < logits.shape[-1]:
-        values, order = scaled.topk(p.top_k)
-    elif p.top_p < 1 or p.min_p > 0:
-        values, order = scaled.sort(descending=True, stable=True)
-    else:
-        return _pick(scaled.double().softmax(-1), uniform(p.seed, draw.position))
-    probs = values.double().softmax(-1)
-    keep = probs.cumsum(-1) - probs < p.top_p
-    keep &= probs >= p.min_p * probs[0]
-    keep[0] = True
-    return order[_pick(probs * keep, uniform(p.seed, draw.position))]
-
-
-def _pick(weights: Tensor, u: float) -> Tensor:
-    """Invert the cumulative distribution of non-negative float64 [n] weights at u."""
-    total = weights.cumsum(-1)
-    index = torch.searchsorted(total, u * total[-1:], right=True)[0]
-    return index.clamp(max=weights.shape[-1] - 1)
 
 
 def adjust(logits: Tensor, draw: Draw) -> Tensor:
@@ -195,12 +150,10 @@ def _penalise(logits: Tensor, draw: Draw) -> None:
         logits[at] -= p.presence_penalty + p.frequency_penalty * count
 
 
-def _logprobs(logits: Tensor, token: Tensor, draw: Draw) -> TokenLogprob | None:
-    if draw.params.logprobs is None:
-        return None
+def _logprobs(logits: Tensor, token: Tensor, wanted: int) -> TokenLogprob:
     logp = logits.log_softmax(-1)
     top: tuple[tuple[int, float], ...] = ()
-    if draw.params.logprobs:
-        values, ids = logp.topk(min(draw.params.logprobs, logp.shape[-1]))
+    if wanted:
+        values, ids = logp.topk(min(wanted, logp.shape[-1]))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprob(float(logp[token]), top)

@@ -77,20 +77,3 @@ def test_a_narrow_code_page_shows_what_it_can() -> None:
     Terminal(stream).line("5 · 6")
     stream.flush()
     assert raw.getvalue() == b"5 ? 6\n"
-
-
-class _Gone(io.StringIO):
-    """A stream whose reader has left."""
-
-    def write(self, text: str) -> int:
-        raise BrokenPipeError
-
-
-def test_only_a_lasting_output_goes_on_when_nobody_reads() -> None:
-    with pytest.raises(BrokenPipeError):
-        Terminal(_Gone()).line("a")
-    out = Terminal(_Gone(), lasting=True)
-    out.line("a")
-    progress = Progress(out, plain_lines=True)
-    progress("weights", 0)
-    progress.finish()

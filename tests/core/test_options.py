@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import fields
 from pathlib import Path
 
@@ -76,24 +75,6 @@ def test_a_log_file_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Pat
     with pytest.raises(ConfigError) as e:
         log.configure("info", str(tmp_path / "nowhere" / "log.txt"))
     assert e.value.code == "unwritable_file" and e.value.hint
-
-
-class _Full(io.StringIO):
-    """A file on a disk without room."""
-
-    def write(self, text: str) -> int:
-        raise OSError("No space left on device")
-
-
-def test_a_log_that_finds_no_room_loses_its_lines_in_silence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stderr", _Full())
-        log.configure("info")
-    log.logger("test").warning("lost")
-    log.configure("info")
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ BACKENDS = {
     "hybrid": {"moe_backend": "hybrid", "moe_cache_rate": 0.3},
     "cpu": {"moe_backend": "cpu"},
 }
+SAMPLED = {
+    "all": {"temperature": 0.7},
+    "few": {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    "many": {"temperature": 0.7, "top_p": 0.8},
+    "adjusted": {"logit_bias": ((5, 1.0),)},
+}
 LAYER_BY_LAYER = {"prefill_gap_ms": 0.0}
 
 
@@ -81,11 +87,14 @@ class Start:
 
 
 def serve_all_sizes(built: Built) -> None:
-    """Prompts of many lengths, short ones together: decode steps of every number of sequences."""
+    """Prompts of many lengths, draws of all ways, short ones together: steps of every number of sequences."""
     served = Served(built)
     for length in (2, 5, 11, 23, 50, 70, 150, 300, 700, 1500):
         served.submit(f"alone {length}", text_ids(built, length, length), 2)
         served.run()
+    for name, how in SAMPLED.items():
+        served.submit(name, text_ids(built, 1, 5), 2, **how)
+    served.run()
     for number in range(built.plan.max_running):
         served.submit(f"one of many {number}", text_ids(built, number, 3), 3 + number)
     served.run()

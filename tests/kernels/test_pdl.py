@@ -21,7 +21,7 @@ from .ahead import compile_for
 
 ROOT = Path(freetoken.kernels.__file__).parent
 WRITES = {"store", "atomic_add", "atomic_xchg", "atomic_cas", "inline_asm_elementwise"}
-CONSTANT = {"weight", "norm", "at"}
+CONSTANT = {"weight", "norm", "at", "asked"}
 """What may be read early: names of pointers to what no kernel writes, or to places in it."""
 OLDER = {"combine": {"ids", "weights", "here"}, "split_attention": {"context"}}
 """And what was there before the kernel before passed its own wait, behind which alone it lets others in."""

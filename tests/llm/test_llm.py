@@ -232,16 +232,6 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_
     assert not phases and llm.status().state == "failed"
 
 
-def test_a_trace_that_finds_no_room_is_told_once(tmp_path):
-    path = tmp_path / "trace.npz"
-    llm = build_llm(Options(device="cpu", max_model_len=64, record_routing=str(path)))
-    path.mkdir()
-    with pytest.raises(ConfigError, match="trace.npz: Is a directory") as e:
-        llm.close()
-    assert e.value.code == "unwritable_file"
-    llm.close()
-
-
 @pytest.mark.parametrize("line", ['{"temperature": -5}', '{"top_p": 7}', '{"eos_token_id": "x"}', "{"])
 def test_a_damaged_generation_config_is_refused_by_name(line, tmp_path):
     for file in DEMO_MODEL.iterdir():
