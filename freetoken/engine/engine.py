@@ -390,23 +390,29 @@ class Engine:
                 return
 
     def _finish_job(self, started: float) -> None:
+        """Its first tokens are drawn, and its states on their way, before anybody waits for the device."""
         assert self._job is not None and self._job.logits is not None
-        logits, works = self._job.logits, self._job_works
-        self._end_job(committed=True)
-        wanted = [w.request for w in works if w.wants_logits]
-        alive = [i for i, r in enumerate(wanted) if r.finish is None]
-        if alive:
-            requests = tuple(wanted[i] for i in alive)
+        wanted = [w.request for w in self._job_works if w.wants_logits]
+        alive = [i for i, r in enumerate(wanted) if r.finish is None and not r.doomed]
+        requests = tuple(wanted[i] for i in alive)
+        flight = None
+        if requests:
             draws = [next_draw(r, self.eos_ids) for r in requests]
-            sampled = self.runner.sample(logits, alive, draws)
-            self._put_in_flight(_InFlight(requests, sampled, started, is_step=False))
+            sampled = self.runner.sample(self._job.logits, alive, draws)
+            flight = _InFlight(requests, sampled, started, is_step=False)
+        self._end_job(committed=True)
+        if flight is not None:
+            self._put_in_flight(flight)
 
     def _end_job(self, *, committed: bool) -> None:
         """Commit or drop the macro-chunk; its doomed members leave now."""
         job, self._job = self._job, None
+        if committed:
+            self.scheduler.job_ended(committed=True)
         if job is not None:
             job.close()
-        self.scheduler.job_ended(committed=committed)
+        if not committed:
+            self.scheduler.job_ended(committed=False)
         for work in self._job_works:
             if work.request.doomed:
                 self.scheduler.release(work.request, FinishReason.ABORT)

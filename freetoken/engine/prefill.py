@@ -57,17 +57,16 @@ class PrefillJob:
         return self.logits is not None
 
     def advance(self) -> bool:
-        """Run one unit. Returns False once the job is complete."""
+        """Run one unit. Returns False once the job is complete, that is enqueued to its end."""
         try:
             with torch.inference_mode():
                 next(self._units)
         except StopIteration:
-            self.close()
             return False
         return True
 
     def close(self) -> None:
-        """End or drop the job; idempotent."""
+        """End or drop the job; waits for the device. Idempotent."""
         if self._open:
             self._open = False
             self._units.close()
