@@ -194,8 +194,10 @@ def rehearse(
 
     try:
         one = Rehearsal(workers or most_workers(), helpers)
-        # Triton's compiler changes what warnings all threads ignore, and puts it back in any order.
+        # Triton's compiler changes what warnings all threads ignore, and puts it back in any order: what a
+        # thread finds then must not be what makes errors of them.
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             contextvars.copy_context().run(one.run, code, heard)
     except Exception as error:
         if ends:

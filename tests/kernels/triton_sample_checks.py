@@ -88,9 +88,11 @@ def choices_of(rows: int, **how) -> list[Choice]:
     return [Choice(row, row, **{"u": US[row % len(US)], "temperature": 1.0, **how}) for row in range(rows)]
 
 
-@pytest.mark.parametrize("vocab", SIZES)
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
-def test_both_makers_draw_what_the_rule_allows(vocab: int, limits: dict[str, float]) -> None:
+CASES = [(limits, vocab) for limits in LIMITS for vocab in SIZES if vocab < 4500 or limits in SOME]
+
+
+@pytest.mark.parametrize(("limits", "vocab"), CASES, ids=str)
+def test_both_makers_draw_what_the_rule_allows(limits: dict[str, float], vocab: int) -> None:
     logits = rand(4 if INTERPRETED else 24, vocab)
     choices = choices_of(len(logits), **limits)
     choices[::2] = [c._replace(temperature=0.6) for c in choices[::2]]
@@ -146,11 +148,11 @@ def test_one_that_stands_out_is_drawn_whatever_u(limits: dict[str, float]) -> No
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-20, 1e-3, 1e4])
 def test_temperatures_of_all_sizes_leave_a_token(temperature: float) -> None:
-    vocab = 2100 if INTERPRETED else 5000
-    logits = rand(len(US), vocab)
+    rows, vocab = (2, 2100) if INTERPRETED else (len(US), 5000)
+    logits = rand(rows, vocab)
     for limits in ({}, {"top_k": 20}, {"top_p": 0.99}):
-        ids, bad = told(triton, logits, choices_of(len(US), temperature=temperature, **limits))
-        assert all(0 <= token < vocab for token in ids) and bad == [0] * len(US)
+        ids, bad = told(triton, logits, choices_of(rows, temperature=temperature, **limits))
+        assert all(0 <= token < vocab for token in ids) and bad == [0] * rows
         if temperature <= 1e-3:
             assert ids == logits.argmax(-1).tolist()
 

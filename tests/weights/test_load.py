@@ -18,7 +18,7 @@ def checkpoint(path: Path, *names: str, config: str = '{"model_type": "null"}') 
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(config)
     save_file(
-        {name: torch.full((2,), i) for i, name in enumerate(names or ("model.norm.weight",))},
+        {name: torch.full((2,), float(i)) for i, name in enumerate(names or ("model.norm.weight",))},
         path / "m.safetensors",
     )
     return path
