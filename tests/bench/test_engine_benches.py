@@ -1,4 +1,4 @@
-"""`ft bench decode`, `prefill`, `suffix`: rows as documented, on a CPU and on the simulated device."""
+"""`ft bench decode`, `prefill`, `suffix`, `beside`: their rows, on a CPU and on the simulated device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from freetoken.bench import _setups, decode, elastic, prefill, suffix, synth
+from freetoken.bench import _setups, beside, decode, elastic, prefill, suffix, synth
 from freetoken.bench._engine import Asked, Driven
 from freetoken.bench._hammer import hammering
 from freetoken.bench._rates import Moved, Rates
@@ -107,10 +107,22 @@ def test_suffix_fails_where_nothing_is_reused(model, capsys, monkeypatch):
     assert run_bench(suffix, "--model", model, *words, *ONCE) == 1
 
 
+def test_beside_shows_the_gaps_of_a_stream_and_the_hits_behind_a_prompt(model, capsys):
+    words = ("--device", "sim", "--backend", "hybrid", "--share", 0.5, "--prompt", 300)
+    assert run_bench(beside, "--model", model, *words, "--prefill-gap-ms", 5, *ONCE) == 0
+    row = last_object(capsys)["rows"][0]
+    assert row["allowed_ms"] == pytest.approx(5 + row["step_ms"], abs=0.02)
+    assert row["gaps"] >= 1 and row["gap_p50_ms"] <= row["gap_p95_ms"] <= row["gap_longest_ms"]
+    assert row["gap_longest_ms"] > row["step_ms"], "the prompt took some of the stream's time"
+    assert 0 < row["hits_first_4"] <= 1 and 0 < row["hits_steady"] <= 1 and row["right"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("bench", "words"),
     [
         (decode, ("--streams", 0)),
+        (beside, ("--prompt", 0)),
+        (beside, ("--prefill-gap-ms", 0)),
         (decode, ("--repeats", 0)),
         (decode, ("--device", "sim", "--share", 1.5)),
         (decode, ("--device", "cpu", "--share", 0.5)),
