@@ -390,7 +390,7 @@ class Engine:
                 return
 
     def _finish_job(self, started: float) -> None:
-        """Its first tokens are drawn, and its states on their way, before anybody waits for the device."""
+        """Its first tokens are drawn, and its states on their way, before it is closed. Nobody waits."""
         assert self._job is not None and self._job.logits is not None
         wanted = [w.request for w in self._job_works if w.wants_logits]
         alive = [i for i, r in enumerate(wanted) if r.finish is None and not r.doomed]

@@ -66,7 +66,7 @@ class PrefillJob:
         return True
 
     def close(self) -> None:
-        """End or drop the job; waits for the device. Idempotent."""
+        """End or drop the job; what it has enqueued still runs. Idempotent."""
         if self._open:
             self._open = False
             self._units.close()

@@ -82,9 +82,10 @@ class DeviceStream:
         self._run_ahead()
 
     def close(self) -> None:
+        """Give the ring back behind the copies that are still on their way to it. The host doesn't wait."""
         if self.is_open:
             self.is_open = False
-            self._device.synchronize()
+            self._device.compute.wait(self._copy.record())
             self._table.give_back()
 
     def layer(

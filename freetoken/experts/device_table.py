@@ -134,7 +134,6 @@ class SlotTable:
         if self.pool.min_units == self.pool.max_units:
             return []  # everything is resident
         count = max(2, min(count, most, self.num_slots - MIN_SLOTS))
-        self._device.synchronize()
         left = self.num_slots - count
         self._compact(left)
         self.table.usable.fill_(left + 1)
@@ -157,8 +156,11 @@ class SlotTable:
             elif not self._copied.done():
                 return
             values = self._snapshot.tolist()
-            self._snapshot.copy_(self.table.stats, non_blocking=True)
-            self._copied = self._device.compute.record()
+            # Not on `compute`: there a few bytes would hold a step up behind a long copy to the host.
+            stream = self._device.stream("counters")
+            stream.wait(self._device.compute.record())
+            stream.copy(self._snapshot, self.table.stats)
+            self._copied = stream.record()
         stats.requests, stats.hits, stats.misses, stats.missing_tiles = values[:4]
         stats.filled_tiles, stats.cpu_tiles, stats.fills, stats.evictions = values[4:8]
         stats.ahead_tiles, stats.ahead_judged, stats.ahead_right, stats.promotions = values[8:]

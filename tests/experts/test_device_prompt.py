@@ -15,6 +15,7 @@ from freetoken.experts.policies.decayed import Decayed
 from freetoken.experts.policies.two_speed import TwoSpeed
 
 from . import build
+from .device_build import KernelCpu
 from .test_device import backend, inputs, steps
 
 MODEL = build.config(layers=3, experts=16)
@@ -145,3 +146,18 @@ def test_policies_without_a_kernel_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="decayed") as caught:
         DeviceBackend(replace(setup, policy=Decayed()), "offload")
     assert caught.value.code == "policy_not_on_device" and "two_speed" in str(caught.value)
+
+
+class Impatient(KernelCpu):
+    """Has no time to wait for all that the device was given: a long copy to the host may be among it."""
+
+    def synchronize(self) -> None:
+        raise AssertionError("somebody waited for the whole device")
+
+
+def test_a_prompt_begins_and_ends_without_waiting_for_copies_of_others() -> None:
+    tiny = build.tiny(MODEL)
+    made = backend(tiny, "offload", 12, device=Impatient())
+    stream(made, tiny, prompt(tiny, 80, 0, 5))
+    steps(made, tiny, 2)
+    consistent(made, tiny)

@@ -33,6 +33,8 @@ from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import MOST_ROWS, VICTIMS, Call, Io
 
 LEARN_EVERY = 16
+COUNT_EVERY = 4
+"""Steps between two looks at the device's counters; LEARN_EVERY is a multiple of it."""
 ANSWER_S = 4e-6
 """What a question and its answer take on the link."""
 LINK_SHARE = 0.85
@@ -243,7 +245,8 @@ class DeviceBackend(ExpertBackend):
                 code="device_deadline",
                 hint="Look for a process that takes the cores and restart, or use --moe-backend offload.",
             )
-        self.table.count(self.stats, wait=False)
+        if self._steps % COUNT_EVERY == 0:
+            self.table.count(self.stats, wait=False)
         if self._steps % LEARN_EVERY == 0:
             if self.name == "hybrid" and not self._frozen:
                 self._learn()
