@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
             code="invalid_option",
             hint="Add --device cuda or sim, --backend hybrid or offload, and --share.",
         )
-    # Short prompts would ride in a step: they go layer by layer, too.
-    ride = min(RIDERS, max(min(lengths) // 4, 1))
+    # Short prompts would ride in a step: they go layer by layer, too, and so does each half of them.
+    ride = RIDERS if min(lengths) >= 2 * RIDERS else max(min(lengths) // 4, 1)
     more = {"prefix_cache": False, "cold_memory": 0, "max_prefill_length": ride}
     done: list[tuple[Found, dict[str, Any]]] = []
     engines = [engine for setup in wanted for engine in ways(setup, args)]

@@ -79,7 +79,7 @@ class Event(abc.ABC):
 
     @abc.abstractmethod
     def time_s(self) -> float:
-        """Completion time on the device's clock; only valid once done."""
+        """Completion time on the device's clock; waits for it."""
 
 
 class Stream(abc.ABC):

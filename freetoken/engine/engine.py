@@ -373,20 +373,14 @@ class Engine:
         self._job = PrefillJob(self.runner, segments, self.scheduler.limits.chunk_tokens)
 
     def _advance_job(self, *, interpose: bool) -> None:
-        """Run units until the job is complete or a running stream's next token is due.
-
-        Due is the gap of the plan, and never more units than two sub-chunks have mixers, whatever the gap.
-        """
+        """Run units until the job is complete, a running stream's next token is due, or somebody asks."""
         if self._job is None:
             return
-        start, most = self.device.clock.now(), 2 * self.runner.model.config.num_layers
-        units = 0
+        if interpose:
+            self._job.advance_for(self.device, self.plan.prefill_gap_s)
+            return
         while self._job.advance():
-            units += 1
-            late = self.device.clock.now() - start >= self.plan.prefill_gap_s
-            if interpose and (late or units >= most):
-                return
-            if not interpose and not self._inbox.empty():
+            if not self._inbox.empty():
                 return
 
     def _finish_job(self, started: float) -> None:

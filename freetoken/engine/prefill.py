@@ -8,6 +8,7 @@ tokens as computed before `logits` exists, and a dropped job leaves no trace but
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
@@ -15,8 +16,11 @@ import torch
 from torch import Tensor
 
 from freetoken.core.batch import Segment
-from freetoken.core.interfaces import Routing
+from freetoken.core.interfaces import Device, Event, Routing
 from freetoken.engine.runner import Runner
+
+UNITS_AHEAD = 4
+"""Units that a device is given before it is through with the first of them: enough to keep it busy."""
 
 
 def split_segments(segments: Sequence[Segment], chunk_tokens: int) -> list[list[Segment]]:
@@ -51,6 +55,7 @@ class PrefillJob:
         self._units = self._run()
         self._experts.begin_job(self.num_tokens)
         self._open = True
+        self._unit_s = 0.0
 
     @property
     def done(self) -> bool:
@@ -64,6 +69,30 @@ class PrefillJob:
         except StopIteration:
             return False
         return True
+
+    def advance_for(self, device: Device, seconds: float) -> None:
+        """Run units until the device will have spent `seconds` on them, by those that it is through with.
+
+        Never more than the mixers of two sub-chunks, whatever the time.
+
+        Enqueueing a unit takes the host less than the device needs for it, and units differ: while the link
+        is the limit they take thrice as long. So the host keeps pace with the device.
+        """
+        start, first_s, through = device.clock.now(), 0.0, 0
+        waiting: deque[Event] = deque()
+        for _ in range(2 * self._model.config.num_layers):
+            if not self.advance():
+                return
+            waiting.append(device.compute.record())
+            ahead = UNITS_AHEAD if self._unit_s else 1
+            while waiting and (len(waiting) > ahead or waiting[0].done()):
+                at, through = waiting.popleft().time_s(), through + 1
+                if through == 1:
+                    first_s = at  # whatever ran before it is in there, too
+                else:
+                    self._unit_s = (at - first_s) / (through - 1)
+            if device.clock.now() - start + len(waiting) * self._unit_s >= seconds:
+                return
 
     def close(self) -> None:
         """End or drop the job; what it has enqueued still runs. Idempotent."""

@@ -67,6 +67,14 @@ class DeviceStream:
 
     def open(self) -> None:
         """Take the ring, learn who is resident, start the first copies."""
+        self._take_ring()
+        self._learn()
+        self._changed, self._layer = False, 0
+        self._next = (0, 0)
+        self.is_open = True
+        self._run_ahead()
+
+    def _take_ring(self) -> None:
         count = self._table.lend(max(2, self._table.num_slots // self._share), GROUPS * MOST_GROUP)
         size = max(1, len(count) // GROUPS)
         places = [count[i : i + size] for i in range(0, size * (len(count) // size), size)]
@@ -74,12 +82,14 @@ class DeviceStream:
             places = places[:1]  # each copy waits for the products that used the one before
         self._freed = deque((some, None) for some in places)
         self._copy.wait(self._device.compute.record())  # the ring's places are being emptied
-        self._learn()
-        self._changed, self._layer = False, 0
         self._ahead.clear()
-        self._next = (0, 0)
-        self.is_open = True
-        self._run_ahead()
+
+    def resize(self, num_slots: int) -> None:
+        """Change the number of slots, also amid a prompt: its ring is lent and loaded anew."""
+        self._table.resize(num_slots)
+        if self.is_open:
+            self._take_ring()
+            self._changed = True
 
     def close(self) -> None:
         """Give the ring back behind the copies that are still on their way to it. The host doesn't wait."""

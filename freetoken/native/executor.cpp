@@ -24,7 +24,13 @@ uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried, bool many) 
   if (rows > 1) tiles = std::max(tiles, ceil_div(times * rows, 3ull * l.tile_width));
   tiles = std::max(tiles, ceil_div(l.num_tiles, rows > FEW_ROWS ? FEW_CHUNKS : MOST_CHUNKS));
   tiles = std::min(tiles, l.num_tiles);
-  return ceil_div(l.num_tiles, ceil_div(l.num_tiles, tiles));  // as many in each
+  uint32_t parts = ceil_div(l.num_tiles, tiles);
+  // A multiple of three where that divides evenly: eight experts in five parts are seven rounds of 6 threads and four
+  // of 12, the last of them for a few; in six parts they are eight and four smaller ones, all full.
+  if (rows == 1 && !hurried)
+    for (uint32_t n = parts; n < 2 * parts; n++)
+      if (n % 3 == 0 && l.num_tiles % n == 0) { parts = n; break; }
+  return ceil_div(l.num_tiles, parts);  // as many in each
 }
 
 // --- a wave ---------------------------------------------------------------------------------------

@@ -148,6 +148,24 @@ def test_policies_without_a_kernel_are_refused_by_name() -> None:
     assert caught.value.code == "policy_not_on_device" and "two_speed" in str(caught.value)
 
 
+@pytest.mark.parametrize("sizes", [(9, 20, 14), (20, 9, 16)])
+def test_slots_can_be_taken_away_and_given_back_amid_a_prompt(sizes: tuple[int, ...]) -> None:
+    """Memory for more keys and values comes from slots while a prompt's ring lies in the last of them."""
+    tiny = build.tiny(MODEL)
+    x, routings = inputs(tiny, 80, 5)[0], prompt(tiny, 80, 3, 6)
+    want = build.stream(backend(tiny, "fused"), x, routings)
+    made = backend(tiny, "offload", 20)
+    steps(made, tiny, 2)
+
+    def between(count: int) -> None:
+        made.resize(sizes[count % 3])
+        steps(made, tiny, 1, 1)
+
+    assert torch.equal(build.stream(made, x, routings, between), want)
+    consistent(made, tiny)
+    assert made.table.num_slots in sizes and int(made.table.table.usable) == made.table.num_slots + 1
+
+
 class Impatient(KernelCpu):
     """Has no time to wait for all that the device was given: a long copy to the host may be among it."""
 

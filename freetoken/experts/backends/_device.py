@@ -275,7 +275,7 @@ class DeviceBackend(ExpertBackend):
         self._frozen = frozen
 
     def resize(self, num_slots: int) -> None:
-        self.table.resize(num_slots)
+        self._stream.resize(num_slots)
 
     def close(self) -> None:
         if self._poller is not None:
