@@ -4,7 +4,8 @@
         --server other="llama-server -m FILE.gguf --port {port}" [--url name=http://host:port] [--json]
 
 Servers named by --server are started (`{port}` is filled in) and stopped, those of --url are running already.
-In every round each server gets the same prompts, no two of a run begin alike, and the order turns. Medians
+In every round each server gets the same prompts, no two of a run begin alike, and the order turns. Between two
+servers nobody is asked for --rest seconds, since threads may wait awake for a while after an answer. Medians
 of the rounds are shown, and of the rounds' ratios to the first server; one that is stopped (SIGTERM) shows
 the rounds that it has. A walk (a checkpoint of `ft bench
 synth`) makes answers checkable: `right` is the share of words that it continues with.
@@ -20,6 +21,7 @@ import platform
 import signal
 import statistics
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -115,6 +117,8 @@ def _rounds(
             for at in range(len(names)):
                 name = names[(at + number) % len(names)]
                 into = found[case.name, name] if number >= args.warm_up else Found()
+                if len(names) > 1:
+                    time.sleep(args.rest)
                 ask(servers[name], case, prompts, into)
         print(f"{case.name}: done", file=sys.stderr, flush=True)
 
@@ -172,6 +176,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefill", type=int, nargs="*", default=[], metavar="TOKENS", help="also the time of long prompts")
     add("--repeats", type=int, default=5)
     add("--warm-up", type=int, default=2)
+    add("--rest", type=float, default=2.0, help="seconds before another server is asked (default 2)")
     add("--start", type=int, default=0, help="where in the walk the first prompt begins, in strides")
     add("--json", action="store_true", help="end stdout with one JSON object of all rows")
     return made
@@ -185,7 +190,7 @@ def main(words: list[str] | None = None) -> int:
         made.error("name at least one server, and each by another name")
     if (
         min([args.prompt, args.repeats, *args.streams, *args.prefill]) < 1
-        or args.tokens < 2
+        or min(args.tokens - 2, args.rest) < 0
         or args.warm_up < 0
     ):
         made.error("sizes and repeats are at least 1, tokens at least 2")

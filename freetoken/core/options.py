@@ -94,7 +94,9 @@ class Options:
         default="16bit",
         choices=CPU_ACTIVATIONS,
     )
-    moe_cpu_threads: int | None = _opt(int, "threads of the CPU branch", "experts", bounds=(1, 1024))
+    moe_cpu_threads: int | None = _opt(
+        int, "threads of the CPU branch (default: what is fastest)", "experts", bounds=(1, 1024)
+    )
     moe_cpu_layers: int | None = _opt(int, "first N MoE layers always on the CPU", "experts", bounds=(0,))
     moe_hybrid_max_fetch: int | None = _opt(
         int, "most experts filled per layer-step in hybrid", "experts", bounds=(0,)

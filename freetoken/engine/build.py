@@ -258,6 +258,7 @@ def _experts(parts: Parts, plan: Plan, filling: Filling | None) -> ExpertBackend
         num_slots=max(plan.memory.num_slots - 1, 0),
         max_slots=max(plan.max_slots - 1, 0),
         threads=min(options.moe_cpu_threads or default_threads(), _usable_cpus()),
+        steady=bool(options.moe_cpu_threads),
         cpu_layers=options.moe_cpu_layers or 0,
         max_fetch=options.moe_hybrid_max_fetch or 0,
         prefetch=options.moe_prefetch,

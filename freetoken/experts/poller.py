@@ -64,7 +64,8 @@ class Poller:
         lib, layers = library(), native_layers(setup)
         assert lib is not None and layers
         self._lib, self._io = lib, io
-        lib.start(max(1, setup.threads))
+        self.threads = max(1, setup.threads)
+        lib.start(self.threads)
         self._executor = lib.new_executor(layers)
         block = device_io.describe(io, max_rows, top_k, DEADLINE_MS)
         self._poller = lib.new_poller(self._executor, block)
@@ -75,6 +76,10 @@ class Poller:
     def rest(self, *, everything: bool = False) -> None:
         """A step, or all that were in flight, are over."""
         self._lib.rest_poller(self._poller, everything)
+
+    def limit(self, threads: int) -> None:
+        """Let at most so many threads answer."""
+        self._lib.limit(threads)
 
     def totals(self) -> Answers:
         """Sums over all answers so far."""

@@ -18,6 +18,7 @@ class ExpertSetup:
     """num_slots     usable expert slots on the device (offload, hybrid); max_slots bounds resize
     policy        what stays resident
     threads       workers of the host executor
+    steady        exactly so many, whatever else the machine runs
     cpu_layers    the first N MoE layers are always computed on the CPU (hybrid)
     static        residency never changes while decoding: misses are the CPU's (hybrid)
     max_fetch     most experts filled per layer-step in hybrid, 0 = no cap
@@ -38,6 +39,7 @@ class ExpertSetup:
     num_slots: int = 0
     max_slots: int = 0
     threads: int = 1
+    steady: bool = False
     cpu_layers: int = 0
     static: bool = False
     max_fetch: int = 0

@@ -76,6 +76,8 @@ uint64_t ft_tile_bytes(int format, uint32_t tile_width, uint32_t hidden) {
   return f ? f->tile_bytes(tile_width, hidden) : 0;
 }
 
+void ft_pool_limit(int threads) { Pool::instance().limit(threads); }
+
 int ft_pool_start(int threads, const int* cpus, int num_cpus) {
   Pool::instance().start(threads, cpus, num_cpus);
   return Pool::instance().threads();

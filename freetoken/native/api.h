@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FT_API_VERSION 5
+#define FT_API_VERSION 6
 
 enum ft_activation { FT_SWIGLU = 0, FT_GELU = 1, FT_GELU_TANH = 2, FT_RELU = 3 };
 
@@ -54,6 +54,8 @@ FT_API uint64_t ft_tile_bytes(int format, uint32_t tile_width, uint32_t hidden);
 
 /* Set the pool to `threads` threads, the caller being one; cpus restricts the others (num_cpus 0: not). */
 FT_API int ft_pool_start(int threads, const int* cpus, int num_cpus);
+/* At most so many of them work from now on; a start forgets it. Results are the same. */
+FT_API void ft_pool_limit(int threads);
 FT_API int ft_pool_threads(void);
 /* Fault hook: worker `worker` (0 = the caller) takes percent/100 times as long, then stalls once. */
 FT_API void ft_pool_fault(int worker, int percent, int stall_ms);

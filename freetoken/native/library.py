@@ -23,7 +23,7 @@ from freetoken.native.program import Program, Tape, beyond
 from freetoken.native.topology import default_threads, memory_nodes, worker_cpus
 
 _log = logger("native")
-API_VERSION = 5
+API_VERSION = 6
 FEW_ROWS = 32
 OFF = "off"
 SWIGLU, GELU, GELU_TANH, RELU = range(4)
@@ -106,6 +106,10 @@ class Library:
         self._started = True
         some = worker_cpus() if cpus is None else cpus
         self._lib.ft_pool_start(threads, (ctypes.c_int * len(some))(*some), len(some))
+
+    def limit(self, threads: int) -> None:
+        """Let at most `threads` of the pool's threads work, until told otherwise or started anew."""
+        self._lib.ft_pool_limit(threads)
 
     def tile_bytes(self, format: str, tile_width: int, hidden: int) -> int:
         """Bytes of a tile as the library reads it; 0 if it doesn't know the format or the shape."""
@@ -319,6 +323,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         "ft_formats": (ctypes.c_char_p, []),
         "ft_tile_bytes": (_U64, [c_int, _U32, _U32]),
         "ft_pool_start": (c_int, [c_int, ctypes.POINTER(c_int), c_int]),
+        "ft_pool_limit": (None, [c_int]),
         "ft_pool_threads": (c_int, []),
         "ft_pool_fault": (None, [c_int, c_int, c_int]),
         "ft_pool_ping": (c_int, [c_int]),

@@ -53,10 +53,11 @@ Pool& Pool::instance() {
 
 void Pool::start(int threads, const int* cpus, int num_cpus) {
   std::lock_guard<std::mutex> guard(busy_);
-  threads = std::max(1, std::min(threads, 1024));
-  if ((int)workers_.size() == threads) return;
+  threads = std::max(1, std::min(threads, MOST_THREADS));
+  if ((int)workers_.size() == threads) return limit(MOST_THREADS);
   stop();
   stopping_.store(false);
+  limit_.store(MOST_THREADS);
   std::vector<int> allowed(cpus, cpus + std::max(0, num_cpus));
   workers_.clear();
   for (int i = 0; i < threads; i++) workers_.push_back(std::make_unique<Worker>());
@@ -64,8 +65,14 @@ void Pool::start(int threads, const int* cpus, int num_cpus) {
   threads_.store(threads);
 }
 
+void Pool::limit(int threads) {
+  if (limit_.exchange(std::max(1, std::min(threads, MOST_THREADS))) < threads) limit_.notify_all();
+}
+
 void Pool::stop() {
   stopping_.store(true);
+  limit_.store(MOST_THREADS + 1);  // another value than any that is waited for
+  limit_.notify_all();
   doorbell_.fetch_add(1);
   doorbell_.notify_all();
   for (auto& worker : workers_)
@@ -76,12 +83,14 @@ void Pool::loop(int index, std::vector<int> cpus) {
   restrict_to(cpus);
   uint32_t seen = generation(state_.load());
   for (;;) {
+    for (int most; index >= (most = limit_.load(std::memory_order_relaxed));) limit_.wait(most);
     uint32_t bell = doorbell_.load();
     uint64_t began = now_ns(), budget = spin_ns_.load(std::memory_order_relaxed);
     for (uint32_t turn = 1;; turn++) {
       uint64_t state = state_.load(std::memory_order_acquire);
       if (stopping_.load(std::memory_order_relaxed)) return;
       if (generation(state) != seen) {
+        if (index >= limit_.load(std::memory_order_relaxed)) break;
         seen = generation(state);
         while ((state & OPEN) && generation(state) == seen)
           if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {

@@ -7,6 +7,8 @@
 // delays nothing, and job memory is free when run() returns true.
 // PARKING. Workers spin for about twice the usual gap between jobs if gaps are short, else hardly at all,
 // then sleep on the doorbell. No gap of 200 ms or more is ever spun through.
+// LIMIT. Workers from limit() on take no part and sleep until it rises: where other programs run, a worker that
+// is stopped amid its work keeps all others waiting. It may change at any time, and changes no result.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,6 +31,7 @@ class Pool {
 
   void start(int threads, const int* cpus, int num_cpus);
   int threads() const { return threads_.load(std::memory_order_relaxed); }
+  void limit(int threads);
 
   // True: all of the job is done. False: a worker was still in it after deadline_ms; job must stay alive.
   bool run(Job& job, uint32_t deadline_ms);
@@ -56,6 +59,8 @@ class Pool {
     std::atomic<int> slow_percent{100}, stall_ms{0};
   };
 
+  static constexpr int MOST_THREADS = 1024;
+
   Pool() = default;
   void loop(int index, std::vector<int> cpus);
   void stop();
@@ -65,7 +70,7 @@ class Pool {
   std::atomic<uint32_t> sleeping_{0};
   std::atomic<uint64_t> spin_ns_{20000};
   std::atomic<bool> stopping_{false}, faulty_{false};
-  std::atomic<int> threads_{1};
+  std::atomic<int> threads_{1}, limit_{MOST_THREADS};
   Job* job_ = nullptr;
   uint64_t last_end_ns_ = 0, gap_ns_ = 1000000000;
   std::mutex busy_;

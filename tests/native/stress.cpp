@@ -290,9 +290,12 @@ void two_callers() {
       for (uint16_t v : y) wrong += v != 0x4380;  // 256
     }
   };
-  std::thread other(call);
+  std::thread other(call), limits([] {
+    for (int i = 0; i < 2000; i++) ft_pool_limit(1 + i % 3);
+  });
   call();
   other.join();
+  limits.join();
   check(wrong == 0, "two callers at once");
   ft_pool_fault(1, 300, 20);
   call();

@@ -69,6 +69,27 @@ def test_a_slow_worker_changes_no_bit():
         lib().fault(worker)
 
 
+def test_a_limit_leaves_workers_out_and_changes_no_bit():
+    made, x, items = work()
+    io = request(made, x, items)
+    lib().start(4)
+    want = answer(made, io)
+    for worker in (1, 2, 3):
+        lib().fault(worker, stall_s=5.0)
+    lib().limit(1)
+    began = time.monotonic()
+    for _ in range(50):
+        assert torch.equal(answer(made, io), want)
+    assert time.monotonic() - began < 4.0, "whoever would stall has no part in it"
+    for worker in (1, 2, 3):
+        lib().fault(worker)
+    for threads in (3, 2, 4, 1, 99):
+        lib().limit(threads)
+        assert all(torch.equal(answer(made, io), want) for _ in range(20))
+    lib().limit(1)
+    lib().start(2)  # stops those that sleep, too
+
+
 def test_a_stuck_worker_is_an_error_in_time_and_the_next_request_is_fine():
     made, x, items = work()
     io = request(made, x, items)

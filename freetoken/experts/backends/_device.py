@@ -21,6 +21,7 @@ from freetoken.core.errors import ConfigError, DeviceError
 from freetoken.core.expert_stats import ExpertStats
 from freetoken.core.interfaces import ExpertBackend, Routing
 from freetoken.experts.aside import Aside
+from freetoken.experts.crew import Crew
 from freetoken.experts.device_io import make_block
 from freetoken.experts.device_stream import RING_SHARE, DeviceStream
 from freetoken.experts.device_table import HOST_ONLY, SlotTable
@@ -35,6 +36,8 @@ from freetoken.kernels.expert_step import MOST_ROWS, VICTIMS, Call, Io
 LEARN_EVERY = 16
 COUNT_EVERY = 4
 """Steps between two looks at the device's counters; LEARN_EVERY is a multiple of it."""
+WINDOW = 8
+"""Steps of a window in which the host's rate is taken."""
 ANSWER_S = 4e-6
 """What a question and its answer take on the link."""
 LINK_SHARE = 0.85
@@ -64,6 +67,7 @@ class DeviceBackend(ExpertBackend):
         blind = sum(not place.address for place in self.table.places) if name != "fused" else 0
         self.io: Io | None = None
         self._poller: Poller | None = None
+        self._crew: Crew | None = None
         if name == "hybrid" or blind:
             self._open_host()
         streams = self.device.name == "cuda"
@@ -75,6 +79,7 @@ class DeviceBackend(ExpertBackend):
         self._steps = 0
         self._frozen = False
         self._told, self._unasked, self._learnt = Answers(), 0, False
+        self._window = Answers()
         self._host = self._first_guess()
         self.table.set_splits(self._splits())
         self._prefetch = self._plan_prefetch()
@@ -100,6 +105,8 @@ class DeviceBackend(ExpertBackend):
                 param="moe_backend",
             )
         self._poller = Poller(self.setup, self.io, MOST_ROWS, self.top_k)
+        if self.name == "hybrid" and not self.setup.steady:
+            self._crew = Crew(self._poller.threads, self._poller.limit)
 
     def _first_guess(self) -> tuple[float, float]:
         """What an answer of the host takes beside its tiles, and for each, in seconds."""
@@ -247,12 +254,22 @@ class DeviceBackend(ExpertBackend):
             )
         if self._steps % COUNT_EVERY == 0:
             self.table.count(self.stats, wait=False)
+        if self._steps % WINDOW == 0 and self._crew is not None and not self._frozen:
+            self._size_crew(self._crew)
         if self._steps % LEARN_EVERY == 0:
             if self.name == "hybrid" and not self._frozen:
                 self._learn()
             if self._prefetch is not None:
                 made, right = self.stats.ahead_judged, self.stats.ahead_right
                 self.table.set_prefetch(self._prefetch.budget(self._steps, made, right))
+
+    def _size_crew(self, crew: Crew) -> None:
+        assert self._poller is not None
+        totals = self._poller.totals()
+        answers, self._window = totals.since(self._window), totals
+        if answers.tiles:
+            crew.note(answers.tiles / answers.seconds)
+            self.stats.extra["host_threads"] = crew.number
 
     def _learn(self) -> None:
         """Set the split anew from what the host's last answers took: a busy neighbour shifts it."""
