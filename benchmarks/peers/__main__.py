@@ -4,10 +4,10 @@
         --server other="llama-server -m FILE.gguf --port {port}" [--url name=http://host:port] [--json]
 
 Servers named by --server are started (`{port}` is filled in) and stopped, those of --url are running already.
-In every round each server gets the same prompts, no two of a run begin alike, and the order turns. Between two
-servers nobody is asked for --rest seconds, since threads may wait awake for a while after an answer. Medians
-of the rounds are shown, and of the rounds' ratios to the first server; one that is stopped (SIGTERM) shows
-the rounds that it has. A walk (a checkpoint of `ft bench
+In every round each server gets the same prompts, no two of a run begin alike, and the order turns. Between
+two servers nobody is asked for --rest seconds: threads may wait awake for a while after an answer. Medians of
+the rounds are shown, and of the rounds' ratios to the first server; one that is stopped (SIGTERM) shows the
+rounds that it has. A walk (a checkpoint of `ft bench
 synth`) makes answers checkable: `right` is the share of words that it continues with.
 """
 

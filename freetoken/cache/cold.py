@@ -130,13 +130,13 @@ class ColdPrefixes:
         """What lies behind `end` of a node is not to be trusted: the store shall not bring it back."""
         nodes = _path(node)
         keys, size = self._keys.of(nodes), self._size
-        for key in keys[max(end, node.start) // size + 1 : node.end // size + 1]:
+        whole = max(end, node.start) // size
+        for key in keys[whole + 1 : node.end // size + 1]:
             for rest in (b"", *self.store.rests(key)):
                 self.store.discard(key, rest)
-        for position in [*self._marks(node), node.end]:
-            if position > end:
-                whole = position // size
-                self.store.discard(keys[whole], _tokens(nodes, whole * size, position).tobytes())
+        # In the page that is sound up to `end`: also states that gave way to others, which the tree forgot.
+        for position in range(max(end, node.start) + 1, min(node.end, (whole + 1) * size - 1) + 1):
+            self.store.discard(keys[whole], _tokens(nodes, whole * size, position).tobytes())
 
     def flush(self) -> None:
         """Keep everything that the tree holds; for an orderly stop."""

@@ -79,7 +79,8 @@ def test_rates_count_what_lies_behind_the_first_piece():
 
 def test_two_servers_of_anyone_are_compared_in_turns(capsys):
     with stranger(0.002) as first, stranger(0.02) as second:
-        words = f"--url a={first} --url b={second}/v1 --prompt 7 --tokens 6 --streams 1 2 --repeats 3 --warm-up 1 --rest 0"
+        words = f"--url a={first} --url b={second}/v1 --prompt 7 --tokens 6 --streams 1 2 --rest 0"
+        words += " --repeats 3 --warm-up 1"
         assert peers.main([*words.split(), "--prefill", "9", "--json"]) == 0
     rows = {(row["case"], row["server"]): row for row in last_object(capsys)["rows"]}
     assert set(rows) == {(c, s) for c in ("1 stream", "2 streams", "prompt 9") for s in "ab"}

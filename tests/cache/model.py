@@ -62,7 +62,7 @@ class Shelf(ColdStore):
         self.mover, self.capacity = mover, capacity
         self.held: OrderedDict[tuple[str, bytes, bytes], Tokens] = OrderedDict()
         self.damaged: set[tuple[str, bytes, bytes]] = set()
-        self.num_loaded = 0
+        self.num_loaded = self.num_damaged = 0
 
     def has_page(self, key, rest):
         return ("page", key, rest) in self.held
@@ -107,6 +107,7 @@ class Shelf(ColdStore):
         if name in self.damaged:
             self.damaged.discard(name)
             self.held.pop(name, None)
+            self.num_damaged += 1
             return ()
         self.num_loaded += 1
         return self.held.get(name, ())
@@ -147,6 +148,7 @@ class World:
         self.players: list[Player] = []
         self.seen: list[Tokens] = []
         self.proved: set[Tokens] = {()}
+        self.proved_once: set[Tokens] = {()}
 
     # --- what players do ---
 
@@ -183,7 +185,8 @@ class World:
 
     def revive(self, tokens: Tokens, group: str) -> None:
         """What comes back are beginnings of this prompt, and only they."""
-        ids, before = np.array(tokens, np.int32), self.closure()
+        assert self.store is not None
+        ids, before, damaged = np.array(tokens, np.int32), self.closure(), self.store.num_damaged
         at = self.cache.match(ids, len(ids) - 1, group)
         self.cache.release(at)
         came = self._revive(tokens, len(ids) - 1, group)
@@ -191,7 +194,9 @@ class World:
         assert added <= {tokens[:n] for n in range(len(tokens))}, "something else came back"
         now = self.cache.match(ids, len(ids) - 1, group)
         self.cache.release(now)
-        assert now.num_tokens > at.num_tokens if came else not added, "it came for nothing"
+        # Room for a damaged state may have been another's, which came back in its stead.
+        least = at.num_tokens + (self.store.num_damaged == damaged)
+        assert now.num_tokens >= least if came else not added, "it came for nothing"
 
     def _revive(self, tokens: Tokens, limit: int, group: str) -> bool:
         def pages(count: int):
@@ -254,6 +259,7 @@ class World:
         end = min(player.done, player.prefix.lock.position)
         self.cache.prove(player.prefix, player.done)
         self.proved |= {player.tokens[:n] for n in range(end + 1)}
+        self.proved_once |= self.proved
 
     def fail(self, player: Player) -> None:
         """What was handed over is not to be trusted unless it is proved, nor what stands on it."""
@@ -271,7 +277,8 @@ class World:
         self.proved &= after
         if self.store is not None and tokens:
             self._revive(tokens, len(tokens), "")
-            assert all(len(t) <= sound for t in self.closure() - after), "the store brings it back"
+            back = self.closure() - after  # what was proved before it left for the store may come back
+            assert all(len(t) <= sound or t in self.proved_once for t in back), "the store brings it back"
 
     def _is_held(self, known: Tokens) -> bool:
         """Some player's lock holds these tokens, or the page in which it ends."""
