@@ -232,25 +232,20 @@ def test_random_tokens_share_beginnings():
 
 
 def test_a_state_that_gave_way_is_not_offered_again_after_a_failure():
-    """It left for the store amid a page, its request went on and failed: nothing had proved it."""
+    """It left for the store from amid a page, and nothing had proved it."""
     world = World(page=4, working=1, slots=1, store=True)
-
-    def hand_over(player):
-        (tail,) = world.pages.take(1)
-        world.mover.copy_page(player.pages[player.done // 4], tail)
-        world.commit(player, tail=tail)
-
-    first = world.arrive((0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1))
+    first = world.arrive((0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2))
     world.compute(first, 9)
     world.save(first)
-    hand_over(first)
+    world.compute(first, 2)
+    (tail,) = world.pages.take(1)
+    world.mover.copy_page(first.pages[2], tail)
+    world.commit(first, tail=tail)
     other = world.arrive((2, 2, 1, 1, 0, 0, 1))
     world.compute(other, 4)
     world.mover.advance(9)
     world.save(other)
     world.commit(other)
     assert {kind for kind, _, _ in world.store.held} == {"page", "state"}
-    world.compute(first, 1)
-    hand_over(first)
     world.fail(first)
     assert not world.store.held
