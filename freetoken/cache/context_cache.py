@@ -108,7 +108,7 @@ class ContextCache(PrefixCache):
         return self.cold.revive(token_ids, limit, group, pages) if self.cold else (False, ())
 
     def flush(self) -> None:
-        if self.cold:
+        if self.cold and self.cold.store.lasts:
             self.cold.flush()
 
     def close(self) -> None:

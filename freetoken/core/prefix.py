@@ -149,6 +149,11 @@ class ColdStore(abc.ABC):
     bytes of the tokens behind them (b"" at a page's end).
     """
 
+    @property
+    def lasts(self) -> bool:
+        """Whether anything survives a stop."""
+        return False
+
     @abc.abstractmethod
     def has_page(self, key: bytes, rest: bytes) -> bool: ...
 

@@ -120,6 +120,10 @@ class ColdTier(ColdStore):
             raise
         self.num_batches += 1
 
+    @property
+    def lasts(self) -> bool:
+        return self._disk is not None and self._disk.is_on
+
     def flush(self) -> None:
         if self._disk is not None:
             self.carry_out()

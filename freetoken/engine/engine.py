@@ -163,6 +163,7 @@ class Engine:
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop after the current step; what still runs ends with an abort. Idempotent."""
         self._inbox.put(None)
+        self.device.enter()
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():

@@ -182,6 +182,15 @@ def test_host_memory_of_the_tier_has_a_limit() -> None:
         assert bench.cache.snapshot()["cold_bytes"] <= 1500
 
 
+def test_a_stop_without_a_disk_puts_nothing_away() -> None:
+    bench = Bench(pages=40, slots=40, cold=2000)
+    bench.submit("a", prompts()[0], max_tokens=2)
+    bench.run()
+    before = bench.cache.snapshot()
+    bench.cache.flush()
+    assert bench.cache.snapshot() == before and before["pages"] > 0
+
+
 def test_prefixes_survive_a_restart_and_damage_costs_time_only(tmp_path: Path) -> None:
     asked = prompts()
 
