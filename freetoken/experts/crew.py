@@ -19,7 +19,9 @@ TURNS = 4
 WORTH = 1.03
 """What another number must gain; half of that is noise."""
 SLOW = 0.85
-"""A window of less than this share of the usual rate is news, and so is one that it is this share of."""
+"""Two windows of less than this share of the usual rate are news, and so are two that it is this share of."""
+WORSE, HOPELESS = 0.9, 0.7
+"""A number whose first window is worse than this isn't tried on, and none beyond a hopeless one."""
 SOON, SELDOM = 2, 32
 """Windows between trials: behind news, and while there are none."""
 USUAL = 0.2
@@ -47,8 +49,9 @@ class Crew:
         self._at = 0
         self._to_try: list[int] = []
         self._fewer = False
-        self._rest, self._usual = SOON, 0.0
+        self._rest, self._usual, self._news = SOON, 0.0, 0
         self._trial: list[float] | None = None
+        self._present = 0.0
 
     @property
     def number(self) -> int:
@@ -62,8 +65,11 @@ class Crew:
         if self._trial is not None:
             self._go_on(rate)
             return
-        if self._usual and (rate < SLOW * self._usual or SLOW * rate > self._usual):
+        strange = rate < SLOW * self._usual or SLOW * rate > self._usual > 0
+        self._news = self._news + 1 if strange else 0
+        if self._news == 2:
             self._look_around()
+        self._present = rate
         self._usual += (rate - self._usual) * (USUAL if self._usual else 1.0)
         self._rest -= 1
         if self._rest > 0:
@@ -86,15 +92,28 @@ class Crew:
     def _go_on(self, rate: float) -> None:
         assert self._trial is not None
         self._trial.append(rate)
+        if len(self._trial) == 1 and rate < WORSE * self._present:
+            self._give_up(rate)
+            return
         if len(self._trial) < TURNS:
             self._use(self.numbers[self._at if len(self._trial) % 2 else self._to_try[0]])
             return
         tried, other, present = self._to_try.pop(0), sum(self._trial[::2]), sum(self._trial[1::2])
-        self._trial = None
         self._usual = 2 * present / TURNS
         if other > WORTH * present:
             self._at, self._usual = tried, 2 * other / TURNS
             self._look_around()
             log.debug("%d threads answer the device", self.number)
+        self._end()
+
+    def _give_up(self, rate: float) -> None:
+        tried, self._usual = self._to_try.pop(0), self._present
+        if rate < HOPELESS * self._present:
+            down = tried > self._at
+            self._to_try = [at for at in self._to_try if (at < tried) == down]
+        self._end()
+
+    def _end(self) -> None:
+        self._trial, self._news = None, 0
         self._rest = SOON if self._to_try else SELDOM
         self._use(self.number)

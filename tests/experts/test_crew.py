@@ -41,7 +41,7 @@ def test_the_ladder_goes_down_by_fifths() -> None:
 
 def test_a_quiet_machine_keeps_its_threads_and_pays_little_for_asking() -> None:
     machine = Machine()
-    assert machine.windows(3000) > 0.985 * machine.rate(15)
+    assert machine.windows(3000) > 0.99 * machine.rate(15)
     assert machine.crew.number >= 12
 
 
@@ -59,8 +59,18 @@ def test_a_change_is_noticed_within_a_trial() -> None:
     machine = Machine()
     machine.windows(400)
     machine.busy = 8
-    machine.windows(12)
+    machine.windows(16)
     assert machine.crew.number < 15
+
+
+def test_news_that_mean_nothing_cost_little() -> None:
+    """The work changes, not the machine: all numbers are asked once, the bad ones for a window."""
+    machine = Machine()
+    machine.windows(100)
+    rate, used = machine.rate, set()
+    machine.rate = lambda threads: used.add(threads) or 0.7 * rate(threads)
+    assert machine.windows(40) > 0.95 * 0.7 * rate(15)
+    assert machine.crew.number >= 12 and min(used) >= 7
 
 
 def test_threads_come_back_when_the_others_have_gone() -> None:

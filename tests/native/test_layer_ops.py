@@ -247,3 +247,31 @@ def test_jobs_lie_in_memory_as_the_header_says(tmp_path: Path):
     for job in jobs:
         want += [ctypes.sizeof(job), *(getattr(job, field[0]).offset for field in job._fields_)]
     assert [int(n) for n in said.split()] == want
+
+
+@pytest.mark.parametrize("experts", [5, 16, 40])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_a_router_that_is_no_number_gives_no_numbers(experts, bad):
+    """Not finite weights for some experts, which would be served: the sampler has to see it."""
+    h, norm, weight = drawn(3, 72), drawn(72, seed=1), drawn(experts, 72, seed=2)
+    h[1] = float(bad)
+    live = torch.ones(3, dtype=torch.bool)
+    _, ids, weights = router.native.route(h, norm, 1e-6, weight, 4, True, live)
+    assert ids[1].tolist() == [0, 1, 2, 3] and bool(weights[1].isnan().all())
+    assert bool(weights[[0, 2]].isfinite().all())
+    weight[3] = float("nan")
+    h[1] = 1.0
+    _, ids, weights = router.native.route(h, norm, 1e-6, weight, 4, False, live)
+    assert bool(weights.isnan().all()) and int(ids.min()) >= 0 and int(ids.max()) < experts
+
+
+def test_attention_over_what_is_no_number_gives_none_and_others_theirs():
+    pages, q = drawn(6, 2, 4, 1, 16), drawn(2, 2, 16)
+    table, context = torch.tensor([[1, 2], [3, 4]]), torch.tensor([7, 8], dtype=torch.int32)
+    args = (table, context, 0.25, None, None)
+    want = attention.native.attend_decode(q, pages, *args)
+    for at in ((2, 0, 1), (2, 1, 0)):  # a key amid the context, and a value
+        spoiled = pages.clone()
+        spoiled[at] = float("nan")
+        out = attention.native.attend_decode(q, spoiled, *args)
+        assert bool(out[0].isnan().all()) and torch.equal(out[1], want[1])
