@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,16 @@ class Ledger:
         self.mapped[name] = num_bytes
 
 
+def untouched_zeros(num_units: int, unit_bytes: int, phantom: bool) -> Tensor:
+    """uint8 [num_units, unit_bytes], aligned to 64 bytes: memory that the system gives once it is written to."""
+    if phantom:
+        return torch.empty(num_units, unit_bytes, dtype=torch.uint8, device="meta")
+    size = num_units * unit_bytes
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return torch.from_numpy(memory[start : start + size]).view(num_units, unit_bytes)
+
+
 class HostPool(Pool):
     """A pool in a lazily committed host buffer; `phantom` pools have sizes but no bytes."""
 
@@ -71,10 +82,8 @@ class HostPool(Pool):
         self._ledger = ledger
         self._check(num_units)
         ledger.set(name, num_units * unit_bytes)
-        device = "meta" if phantom else "cpu"
-        self._buffer = torch.empty(self.max_units, unit_bytes, dtype=torch.uint8, device=device)
-        self.num_units = 0
-        self._map(num_units)
+        self._buffer = untouched_zeros(self.max_units, unit_bytes, phantom)
+        self.num_units = self._most_units = num_units
 
     def view(self) -> Tensor:
         return self._buffer[: self.num_units]
@@ -99,8 +108,9 @@ class HostPool(Pool):
         if num_units < self.num_units:
             self._buffer[num_units : self.num_units].fill_(POISON)
         elif num_units > self.num_units:
-            self._buffer[self.num_units : num_units].zero_()
+            self._buffer[self.num_units : min(num_units, self._most_units)].zero_()
         self.num_units = num_units
+        self._most_units = max(self._most_units, num_units)
 
     def _check(self, num_units: int) -> None:
         if not self.min_units <= num_units <= self.max_units:
