@@ -130,7 +130,7 @@ struct Coded {
 
   // Rows i of matrices m times R rows of x.
   template <int R, int N>
-  FT_INLINE_MEMBER void dots(const int (&m)[N], const int (&i)[N], const float* x, int64_t xs,
+  FT_APART void dots(const int (&m)[N], const int (&i)[N], const float* x, int64_t xs,
                              float (&out)[N][R]) const {
     F acc[N][R];
     for (int n = 0; n < N; n++)
@@ -148,19 +148,22 @@ struct Coded {
 
   template <int R, int C>
   FT_INLINE_MEMBER void columns(int i, const float* x, int64_t xs, float* g, float* u, int64_t gs) const {
-    int m[2 * C], at[2 * C];
-    for (int c = 0; c < C; c++) {
-      tile.near(i + c + SCALES_AHEAD);
-      m[2 * c] = 0, m[2 * c + 1] = 1;
-      at[2 * c] = at[2 * c + 1] = i + c;
-    }
-    float out[2 * C][R];
-    dots<R, 2 * C>(m, at, x, xs, out);
-    for (int c = 0; c < C; c++)
-      for (int r = 0; r < R; r++) {
-        g[r * gs + c] = out[2 * c][r];
-        u[r * gs + c] = out[2 * c + 1][r];
+    constexpr int AT_ONCE = R > 2 ? 1 : C;  // many rows are chains enough
+    for (int from = 0; from < C; from += AT_ONCE) {
+      int m[2 * AT_ONCE], at[2 * AT_ONCE];
+      for (int c = 0; c < AT_ONCE; c++) {
+        tile.near(i + from + c + SCALES_AHEAD);
+        m[2 * c] = 0, m[2 * c + 1] = 1;
+        at[2 * c] = at[2 * c + 1] = i + from + c;
       }
+      float out[2 * AT_ONCE][R];
+      dots<R, 2 * AT_ONCE>(m, at, x, xs, out);
+      for (int c = 0; c < AT_ONCE; c++)
+        for (int r = 0; r < R; r++) {
+          g[r * gs + from + c] = out[2 * c][r];
+          u[r * gs + from + c] = out[2 * c + 1][r];
+        }
+    }
   }
 
   template <int R>

@@ -18,7 +18,6 @@ constexpr int BLOCK = 256, VECTOR = 64;  // elements
 constexpr int ROWS_AT_ONCE = 4;          // of weights whose steps are made together
 constexpr int LANES_AT_ONCE = 512;
 #define FT_LAMBDA __attribute__((always_inline))
-#define FT_APART __attribute__((noinline))
 
 typedef __m128i Quarter;
 

@@ -89,7 +89,7 @@ struct Fp8Pairs {
   Fp8Pairs(const ft_layer& l, const uint8_t* tile) : Fp8Pairs(Shape(l), tile) {}
 
   template <int R, int N>
-  FT_INLINE_MEMBER void dots(const int (&m)[N], const int (&i)[N], const uint16_t* x, int64_t xs,
+  FT_APART void dots(const int (&m)[N], const int (&i)[N], const uint16_t* x, int64_t xs,
                              float (&out)[N][R]) const {
     F acc[N][R];
     for (int n = 0; n < N; n++)

@@ -11,7 +11,6 @@
 namespace FT_NS {
 
 #define FT_LAMBDA __attribute__((always_inline))
-#define FT_APART __attribute__((noinline))
 
 // --- bytes in vectors of the tier -------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 // One coded matrix [N, K] times a few rows of x: what a dense layer asks of a format's tile of one matrix.
 //
-// The format's class gives dots<R, N>, as for gate and up of experts (engine.h); pairs of rows of W are walked
+// The format's class gives dots<R, 2>, as for gate and up of experts (engine.h); pairs of rows of W are walked
 // side by side. A row of x has the same bits alone and in a batch, and whoever computes which rows of W.
 #pragma once
 #include "coded.h"  // which ends by including this
@@ -26,17 +26,17 @@ FT_INLINE void put_number(const MatrixJob& job, int64_t r, int64_t i, float v) {
   }
 }
 
-// Rows [i, i + N) of W for all rows of x.
-template <class Format, int N>
-FT_INLINE void matrix_rows(const Format& f, const MatrixJob& job, int64_t i, const typename Format::X* x, int64_t xs) {
-  int m[N], at[N];
-  for (int n = 0; n < N; n++) m[n] = 0, at[n] = (int)(i + n);
+// Rows i and i + 1 of W for all rows of x; the last one alone goes with itself, which spares a loop of its own.
+template <class Format>
+FT_INLINE void matrix_rows(const Format& f, const MatrixJob& job, int64_t i, int count, const typename Format::X* x,
+                           int64_t xs) {
+  const int m[2] = {}, at[2] = {(int)i, (int)i + count - 1};
   const int rows_left = (int)job.rows;
-#define FT_CALL(R)                                                       \
-  {                                                                      \
-    float out[N][R];                                                     \
-    f.template dots<R, N>(m, at, x + r * xs, xs, out);                   \
-    for (int n = 0; n < N; n++)                                          \
+#define FT_CALL(R)                                                          \
+  {                                                                         \
+    float out[2][R];                                                        \
+    f.template dots<R, 2>(m, at, x + r * xs, xs, out);                      \
+    for (int n = 0; n < count; n++)                                         \
       for (int q = 0; q < R; q++) put_number(job, r + q, i + n, out[n][q]); \
   }
   FT_ROW_GROUPS(rows_left, FT_CALL)
@@ -55,9 +55,7 @@ static void run_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8_
     memset(x + r * xs + job.k, 0, (xs - job.k) * sizeof(X));
   }
   Format::prepare(x, xs, job.k, (int)job.rows);
-  int64_t i = first;
-  for (; i + 2 <= last; i += 2) matrix_rows<Format, 2>(f, job, i, x, xs);
-  if (i < last) matrix_rows<Format, 1>(f, job, i, x, xs);
+  for (int64_t i = first; i < last; i += 2) matrix_rows(f, job, i, last - i < 2 ? 1 : 2, x, xs);
 }
 
 // Rows [first, last) of W as floats, job.y being row 0.

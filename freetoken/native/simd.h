@@ -48,6 +48,12 @@ static inline uint16_t float_to_f16(float f) {
 #define FT_PREFETCH(p) __builtin_prefetch((p), 0, 3)
 #define FT_INLINE static inline __attribute__((always_inline))
 #define FT_INLINE_MEMBER inline __attribute__((always_inline))
+// A loop that several callers share: compiled once for all of them.
+#if defined(__clang__)
+#define FT_APART __attribute__((noinline))
+#else
+#define FT_APART __attribute__((noinline, noclone))
+#endif
 
 #if defined(FT_AVX512)
 
