@@ -13,7 +13,7 @@ from freetoken.kernels._triton import INTERPRETED, tl
 
 
 def once_a_launch(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """patch(function) -> scope, whose restore() ends a launch. What is patched: modules that a function sees."""
+    """patch(function) -> scope, whose restore() ends a launch. Patched are modules that a function sees."""
     patched: set[Any] = set()
     known: dict[Any, set[Any]] = {}
 
