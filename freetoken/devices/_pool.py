@@ -55,7 +55,7 @@ class Ledger:
 
 
 def untouched_zeros(num_units: int, unit_bytes: int, phantom: bool) -> Tensor:
-    """uint8 [num_units, unit_bytes], aligned to 64 bytes: memory that the system gives once it is written to."""
+    """uint8 [num_units, unit_bytes], aligned to 64 bytes, which take memory when they are written to."""
     if phantom:
         return torch.empty(num_units, unit_bytes, dtype=torch.uint8, device="meta")
     size = num_units * unit_bytes
