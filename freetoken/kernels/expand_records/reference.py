@@ -71,7 +71,8 @@ def _digit(tile: Tensor, matrix: Any, plane: tuple[int, int], i: Tensor, k: Tens
     bits, offset = plane
     if not matrix.words:
         size = bits // 8
-        return sum(tile[offset + (i * h + k) * size + at].long() << 8 * at for at in range(size))
+        octets = tile[offset : offset + i.numel() * size].view(*i.shape, size).long()
+        return (octets << 8 * torch.arange(size)).sum(-1)
     digits = 16 // bits
     if not matrix.down:
         row = -(-h // (32 * digits)) * 64

@@ -326,12 +326,12 @@ def combine(table: Table, place: Place, call: Call, residual: Tensor | None = No
     out = torch.zeros(rows, place.hidden)
     if call.io is not None:
         _wait(table, call)
-    for r in range(rows):
-        for j in range(top_k):
-            expert = int(call.ids[r, j])
+    here = table.here.tolist()
+    for r, experts in enumerate(call.ids.tolist()):
+        for j, expert in enumerate(experts):
             if expert < 0:
                 continue
-            end, route = int(table.here[expert]), r * top_k + j
+            end, route = here[expert], r * top_k + j
             total = call.partials[route, :end].sum(0)
             if end < place.num_tiles:
                 total = total + call.io.out[route]
