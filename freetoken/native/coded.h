@@ -130,15 +130,17 @@ struct Coded {
 
   // Rows i of matrices m times R rows of x.
   template <int R, int N>
-  FT_APART void dots(const int (&m)[N], const int (&i)[N], const float* x, int64_t xs,
-                             float (&out)[N][R]) const {
+  FT_APART void dots(const int (&ms)[N], const int (&is)[N], const float* x, int64_t xs, float (&out)[N][R]) const {
+    const Tile own = tile;  // in registers
+    int m[N], i[N];
+    for (int n = 0; n < N; n++) m[n] = ms[n], i[n] = is[n];
     F acc[N][R];
     for (int n = 0; n < N; n++)
       for (int r = 0; r < R; r++) acc[n][r] = zero();
-    for (int64_t k = 0; k < hidden; k += STEP)
+    for (int64_t k = 0, end = hidden; k < end; k += STEP)
       for (int n = 0; n < N; n++) {
         F w[V];
-        tile.row(m[n], i[n], k, w);
+        own.row(m[n], i[n], k, w);
         for (int v = 0; v < V; v++)
           for (int r = 0; r < R; r++) acc[n][r] = fma(w[v], load(x + r * xs + k + v * W), acc[n][r]);
       }

@@ -154,7 +154,7 @@ struct PairedPoints {
   }
 
   template <int R, int N>
-  FT_APART void dots(const int (&m)[N], const int (&i)[N], const uint16_t* x, int64_t xs,
+  FT_INLINE_MEMBER void dots(const int (&m)[N], const int (&i)[N], const uint16_t* x, int64_t xs,
                              float (&out)[N][R]) const {
     F acc[N][R];
     for (int n = 0; n < N; n++)

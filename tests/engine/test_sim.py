@@ -46,9 +46,15 @@ def test_slow_links_and_hosts_change_no_bit(backend):
         assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=40, **rates) == oracle()
 
 
+@cache
+def on_the_cpu(seed: int, n: int, tokens: int) -> Trace:
+    """In exact mode, in one chunk."""
+    return alone(seed, n, tokens, device="cpu", moe_backend="fused", exact=True, max_prefill_length=512)
+
+
 @pytest.mark.parametrize("slots", [None, 40])
 def test_exact_mode_equals_the_cpu_device_whatever_the_backend(slots):
-    there = alone(1, PROMPT, 16, device="cpu", moe_backend="fused", exact=True)
+    there = on_the_cpu(1, PROMPT, 16)
     for backend in ("fused", "cpu", "offload", "hybrid"):
         assert alone(1, PROMPT, 16, **SIM, moe_backend=backend, moe_cache_size=slots, exact=True) == there
 
@@ -56,7 +62,7 @@ def test_exact_mode_equals_the_cpu_device_whatever_the_backend(slots):
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("backend", ["offload", "hybrid"])
 def test_layer_major_prefill_equals_chunk_by_chunk_in_exact_mode(backend, overlap):
-    there = alone(2, 300, 4, device="cpu", moe_backend="fused", exact=True, max_prefill_length=512)
+    there = on_the_cpu(2, 300, 4)
     served = sim(moe_backend=backend, moe_cache_size=40, exact=True, disable_moe_prefill_overlap=not overlap)
     served.submit("a", text_ids(served.built, 2, 300), 4)
     served.run()
