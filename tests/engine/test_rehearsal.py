@@ -89,7 +89,7 @@ class Start:
 def serve_all_sizes(built: Built) -> None:
     """Prompts of many lengths, draws of all ways, short ones together: steps of every number of sequences."""
     served = Served(built)
-    for length in (2, 5, 11, 23, 50, 70, 150, 300, 700, 1500):
+    for length in (2, 5, 11, 23, 50, 70, 150, 300, 520, 1030):
         served.submit(f"alone {length}", text_ids(built, length, length), 2)
         served.run()
     for name, how in SAMPLED.items():
