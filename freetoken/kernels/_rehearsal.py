@@ -42,7 +42,8 @@ class Rehearsal:
     """
 
     def __init__(self, workers: int, helpers: int = 0) -> None:
-        self.failed = self.helped = 0
+        self.failures: list[str] = []
+        self.helped = 0
         self._most_helpers = helpers
         self._helpers: list[Helper] = []
         self._idle: SimpleQueue[Helper] = SimpleQueue()
@@ -61,6 +62,10 @@ class Rehearsal:
     @property
     def compiled(self) -> int:
         return len(self._missing)
+
+    @property
+    def failed(self) -> int:
+        return len(self.failures)
 
     def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
         """Triton's way to hand over a compilation. Long sources go first: nobody waits for one at the end."""
@@ -108,7 +113,7 @@ class Rehearsal:
         try:
             for done, future in enumerate(as_completed(self._mode.raw_futures), 1):
                 if (failure := future.exception()) is not None:
-                    self.failed += 1
+                    self.failures.append(repr(failure))
                     _log.debug("a kernel could not be compiled ahead: %s", failure)
                 tell(done, self.asked)
         except BaseException:
