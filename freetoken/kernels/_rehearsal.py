@@ -11,6 +11,7 @@ Invariant: whatever fails here, a launch outside compiles what it needs, as if t
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import warnings
 from collections.abc import Callable, Hashable
@@ -26,6 +27,7 @@ from freetoken.kernels._triton import AVAILABLE, INTERPRETED, TAKER, Launch, tri
 from freetoken.native.topology import default_threads
 
 MOST_WORKERS = 8
+TRIES = 4
 READ_S = 0.25
 """A kernel that is not there by then is being compiled: reading one takes some milliseconds."""
 _log = logger("kernels")
@@ -157,7 +159,7 @@ class Rehearsal:
     def _compile(self, compile_one: Callable[[], Any]) -> Any:
         """The kernel, and the C function that passes its arguments on: kernels of equal types share one."""
         self._ask_helper(compile_one)
-        kernel = compile_one()
+        kernel = _again(compile_one)
         types = tuple(kernel.src.signature.values())
         if types not in self._launchers:
             self._launchers.add(types)
@@ -170,6 +172,14 @@ class Rehearsal:
             self._seen.add(kind)
             self._length = len(launch.kernel.src)
             launch.run(warmup=True)
+
+
+def _again(compile_one: Callable[[], Any]) -> Any:
+    """Some Python 3.11 miscount when two threads parse at once (gh-106905), which is a SystemError."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(SystemError):
+            return compile_one()
+    return compile_one()
 
 
 def rehearse(
