@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import signal
@@ -30,7 +31,7 @@ from typing import Any
 from freetoken.bench._client import Answer, Server, summary
 from freetoken.bench._processes import split_command, started
 from freetoken.bench._texts import Texts
-from freetoken.core.errors import FreeTokenError
+from freetoken.core.errors import ConfigError, FreeTokenError
 
 FIRST_TOKENS = 2
 
@@ -190,10 +191,11 @@ def main(words: list[str] | None = None) -> int:
         made.error("name at least one server, and each by another name")
     if (
         min([args.prompt, args.repeats, *args.streams, *args.prefill]) < 1
-        or min(args.tokens - 2, args.rest) < 0
+        or args.tokens < 2
         or args.warm_up < 0
+        or not 0 <= args.rest < math.inf
     ):
-        made.error("sizes and repeats are at least 1, tokens at least 2")
+        made.error("sizes and repeats are at least 1, tokens at least 2, warm-up and rest at least 0")
     try:
         with ExitStack() as stack:
             # One after the other: a server may measure the machine while it starts.
@@ -202,7 +204,10 @@ def main(words: list[str] | None = None) -> int:
             }
             for name, url in args.url:
                 servers[name] = Server(url)
-                servers[name].find_model()
+                try:
+                    servers[name].find_model()
+                except OSError as error:
+                    raise ConfigError(f"{name} at {url} can't be asked: {error}.") from error
             rows = measure(servers, cases(args), args)
     except FreeTokenError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,8 @@ class Found:
 def run(args: argparse.Namespace) -> int:
     check_repeats(args)
     lengths = args.prompt or [SMALL_LENGTH if is_small(args) else LENGTH]
-    if min(lengths) < 1 or (args.prefill_gap_ms is not None and args.prefill_gap_ms <= 0):
+    gap = args.prefill_gap_ms
+    if min(lengths) < 1 or (gap is not None and not 0 < gap < math.inf):
         raise ConfigError("--prompt is at least 1, --prefill-gap-ms above 0.", code="invalid_option")
     report, prompts = Report("beside", args), Prompts(args.model)
     stream = SMALL_STREAM if is_small(args) else STREAM

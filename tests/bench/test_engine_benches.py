@@ -123,6 +123,7 @@ def test_beside_shows_the_gaps_of_a_stream_and_the_hits_behind_a_prompt(model, c
         (decode, ("--streams", 0)),
         (beside, ("--prompt", 0)),
         (beside, ("--prefill-gap-ms", 0)),
+        (beside, ("--prefill-gap-ms", "nan")),
         (decode, ("--repeats", 0)),
         (decode, ("--device", "sim", "--share", 1.5)),
         (decode, ("--device", "cpu", "--share", 0.5)),

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.peers import __main__ as peers
 from freetoken.bench import serve, synth
 from freetoken.bench._client import Answer, Server, summary
-from freetoken.bench._processes import started
+from freetoken.bench._processes import free_port, started
 from freetoken.bench._texts import Texts
 from freetoken.core.errors import ConfigError, DeviceError
 from tests.bench.makers import last_object, run_bench
@@ -121,9 +121,18 @@ def test_a_server_that_fails_fails_the_comparison(fault, capsys):
 
 
 def test_wrong_words_are_refused(capsys):
-    for words in ("", "--url a=http://x --url a=http://y", "--url nameless", "--url a=http://x --repeats 0"):
+    some = ("", "--url a=http://x --url a=http://y", "--url nameless")
+    for words in (
+        *some,
+        *(f"--url a=http://x {more}" for more in ("--repeats 0", "--rest -1", "--rest nan")),
+    ):
         with pytest.raises(SystemExit):
             peers.main(words.split())
+
+
+def test_a_url_where_nobody_listens_is_named(capsys):
+    assert peers.main(["--url", f"a=http://127.0.0.1:{free_port()}"]) != 0
+    assert "error: a at http" in capsys.readouterr().err
 
 
 def test_a_server_that_ends_or_is_not_there_is_told_with_its_log():
