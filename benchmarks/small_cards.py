@@ -1,13 +1,14 @@
 """Small cards, played by a large one: `ft serve --gpu-memory SIZE` and nothing else, size by size.
 
-    python -m benchmarks.small_cards --model DIR [--sizes 8GiB 12GiB ...] [--device cuda] [--json]
+    python -m benchmarks.small_cards --model DIR [--sizes 8GiB 12GiB ...] [--link 12GB/s] [--json]
 
 For each size a server starts, tells its plan, answers `--repeats` prompts of 512 tokens with 256 tokens after
 one for warming up, and then one long prompt (24,500 tokens, less where the model's context is shorter).
 `taken_bytes` is what the driver sees this server take, at the end; `within` whether that is no more than
 SIZE, `plan_off` how far the plan's sum is from it, as a share (where all experts fit, less is taken).
 The limit is what `ft bench decode` says; here stand figures over HTTP. Ends stdout with one JSON object;
-exit code 1 if a size did not serve.
+exit code 1 if a size did not serve. --link plays a slower link than there is (`--sim-link-bw`);
+`long_link_gb_s`, the experts that the long prompt brought over its time to the first token, can't be more.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from freetoken.bench._processes import started
 from freetoken.bench._report import Report
 from freetoken.bench._texts import Texts
 from freetoken.core.errors import FreeTokenError
-from freetoken.core.units import format_bytes, parse_bytes
+from freetoken.core.units import format_bytes, parse_bytes, parse_rate
 
 PROMPT, TOKENS, LONG, LONG_TOKENS = 512, 256, 24_500, 8
 SIZES = ("8GiB", "12GiB", "16GiB", "24GiB", "32GiB")
 
 
 def measure(model: Path, size: str, args: argparse.Namespace) -> dict[str, Any]:
-    row: dict[str, Any] = {"gpu_memory": size, "model": model.name}
+    row: dict[str, Any] = {"gpu_memory": size, "model": model.name, "link_gb_s": args.link}
     command = [sys.executable, "-m", "freetoken", "serve", "--model", str(model), "--port", "{port}"]
     command += ["--device", args.device, "--gpu-memory", size]
+    command += ["--sim-link-bw", str(args.link)] if args.link else []
     began, texts = time.perf_counter(), Texts(str(model), parse_bytes(size) >> 20)
     try:
         with started(command, size) as one:
@@ -47,7 +49,10 @@ def measure(model: Path, size: str, args: argparse.Namespace) -> dict[str, Any]:
             before = server.get("/v1/stats")
             row["long_prompt"] = min(LONG, row["context"] - 64)
             row["long_ttft_s"] = round(server.complete(texts.take(row["long_prompt"]), LONG_TOKENS).ttft_s, 3)
-            row |= memory(server.get("/v1/stats"), parse_bytes(size)) | rates(before)
+            after = server.get("/v1/stats")
+            crossed = (after["experts"]["prefill_link_bytes"] - before["experts"]["prefill_link_bytes"]) / 1e9
+            row["long_link_gb_s"] = round(crossed / row["long_ttft_s"], 2)
+            row |= memory(after, parse_bytes(size)) | rates(before)
     except FreeTokenError as error:
         row["error"] = str(error)
     return row
@@ -72,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE")
+    parser.add_argument("--link", type=parse_rate, metavar="RATE", help="play a slower link, like 12GB/s")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until a server must answer")

@@ -67,6 +67,9 @@ def probe(device: Device, bank: ExpertBank | None) -> Rates:
         device.synchronize()
 
     link, gpu = _best(copy, _PIECE), _best(within, 32 * _PIECE)
+    if device.slow_link is not None:
+        link = device.machine.link_bw
+        return Rates(host, link, host + link, gpu)
     return Rates(host, link, max(_both(read, size, copy), host, link), gpu)
 
 

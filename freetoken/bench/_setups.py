@@ -24,7 +24,7 @@ from freetoken.bench._rates import Rates, machine_rates, probe
 from freetoken.core.errors import ConfigError
 from freetoken.core.host_memory import host_memory
 from freetoken.core.options import BACKENDS, DEVICES, Options
-from freetoken.core.units import parse_bytes
+from freetoken.core.units import parse_bytes, parse_rate
 from freetoken.engine.build import DEMO_MODEL, Built, build
 from freetoken.native.topology import default_threads
 
@@ -85,6 +85,7 @@ def add_setup_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--threads", type=int, metavar="N", help="threads of the CPU branch (default: as serving chooses)")
     add("--gpu-memory", type=parse_bytes, metavar="SIZE", help="GPU memory to use at most")
+    add("--link", type=parse_rate, metavar="RATE", help="play a slower link, like 12GB/s")
     add("--sim-machine", metavar="NAME", help="machine that --device sim plays")
 
 
@@ -113,7 +114,7 @@ def setups(args: argparse.Namespace) -> list[Setup]:
     """Every combination asked for; --share says nothing to backends without slots."""
     if any(share is not None and not 0 < share <= 1 for share in args.share):
         raise ConfigError("--share takes shares of the pool, above 0 and up to 1.", code="invalid_option")
-    extra = {"gpu_memory": args.gpu_memory, "machine": args.sim_machine}
+    extra = {"gpu_memory": args.gpu_memory, "machine": args.sim_machine, "sim_link_bw": args.link}
     base = Setup(
         args.model,
         args.device,

@@ -157,6 +157,8 @@ class Device(abc.ABC):
     locks_memory    only copies to and from host memory that is locked (`pin`) leave the caller free meanwhile
     memory_bytes    what this process may take of it in all; beside_bytes: of it the driver's own, which no
                     pool can have
+    slow_link       a slower link than there is, played for measuring: int64 [4] on the device, of
+                    `core.machine.slow_link`; behind_copy(slow_link, bytes) follows each copy then
     """
 
     name: str
@@ -175,6 +177,8 @@ class Device(abc.ABC):
     locks_memory: bool = False
     memory_bytes: int = 0
     beside_bytes: int = 0
+    slow_link: Tensor | None = None
+    behind_copy: Callable[[Tensor, int], None] | None = None
 
     @abc.abstractmethod
     def stream(self, name: str) -> Stream:

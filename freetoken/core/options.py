@@ -69,7 +69,12 @@ class Options:
     gpu: str | None = _opt(str, "which GPU: an index, a UUID or part of its name", "device")
     gpu_memory: int | None = _opt("bytes", "GPU memory to use at most, like 8GiB", "device", bounds=(1,))
     memory_ratio: float | None = _opt("rate", "share of free GPU memory to use (default 0.9)", "device")
-    sim_link_bw: float | None = _opt(float, "simulated link, GB/s", "device", bounds=(_POSITIVE,))
+    sim_link_bw: float | None = _opt(
+        float,
+        "simulated link, GB/s; on cuda a slower one than there is, for measuring",
+        "device",
+        bounds=(_POSITIVE,),
+    )
     sim_host_bw: float | None = _opt(float, "simulated host memory, GB/s", "device", bounds=(_POSITIVE,))
     sim_seed: int = _opt(int, "seed of the simulated completion order", "device", default=0)
 

@@ -9,6 +9,7 @@ from freetoken.core.errors import ConfigError
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _FACTORS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*$", re.IGNORECASE)
+_RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:GB/s)?\s*$", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:
@@ -21,6 +22,14 @@ def parse_bytes(text: str | int) -> int:
             f"{text!r} is not a size.", code="invalid_size", hint="Write it like 8GiB or 512MiB."
         )
     return int(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+def parse_rate(text: str) -> float:
+    """Read `12GB/s`, or a plain number of GB/s (powers of ten); GB/s."""
+    match = _RATE.match(text)
+    if not match or len(text) > 32 or not float(match[1]):
+        raise ConfigError(f"{text!r} is not a rate.", code="invalid_size", hint="Write it like 12GB/s.")
+    return float(match[1])
 
 
 def format_bytes(num_bytes: float) -> str:

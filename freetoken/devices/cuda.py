@@ -20,7 +20,7 @@ from freetoken.core import env, profile
 from freetoken.core.errors import CapacityError, ConfigError, DeviceError
 from freetoken.core.interfaces import Clock, Device, Event, Faults, Pool, Stream
 from freetoken.core.log import logger
-from freetoken.core.machine import Machine
+from freetoken.core.machine import GB, Machine, slow_link
 from freetoken.core.options import Options
 from freetoken.core.units import MIB, format_bytes
 from freetoken.devices._arena import ArenaPool
@@ -74,6 +74,7 @@ class CudaStream(Stream):
         with torch.cuda.stream(self.stream):
             for dst, src in pairs:
                 dst.copy_(src, non_blocking=True)
+                self._device.pace(dst, src)
 
     def record(self) -> Event:
         return self._device.event(self.stream)
@@ -88,7 +89,8 @@ class CudaDevice(Device):
     name = "cuda"
     kernels = captures = compiles = locks_memory = True
 
-    def __init__(self, index: int = 0, memory_bytes: int = 0) -> None:
+    def __init__(self, index: int = 0, memory_bytes: int = 0, link_bw: float = 0.0) -> None:
+        """link_bw: bytes a second of a slower link to play, 0 = the one that is there."""
         nvml, driver = open_nvml(), open_driver()
         before = nvml.used_bytes() if nvml is not None else {}
         if driver is None or not torch.cuda.is_available():
@@ -122,11 +124,16 @@ class CudaDevice(Device):
         )
         _lift_memory_lock()
         self.machine = self._measure(total)
+        if link_bw:
+            self._play(link_bw)
         weakref.finalize(self, _close_pools, self._pools)
 
     def stream(self, name: str) -> CudaStream:
         if name not in self._streams:
-            self._streams[name] = CudaStream(name, self, torch.cuda.Stream(self.torch_device))
+            # Who waits for a played link must not queue behind the products that wait for him.
+            urgent = -1 if self.slow_link is not None else 0
+            stream = torch.cuda.Stream(self.torch_device, priority=urgent)
+            self._streams[name] = CudaStream(name, self, stream)
         return self._streams[name]
 
     def event(self, stream: torch.cuda.Stream) -> CudaEvent:
@@ -208,6 +215,11 @@ class CudaDevice(Device):
             return not self.faults.drop_wait
         return False
 
+    def pace(self, dst: Tensor, src: Tensor) -> None:
+        """A copy was just given to the current stream: it takes as long as over the link that is played."""
+        if self.slow_link is not None and self.behind_copy is not None and dst.is_cuda and not src.is_cuda:
+            self.behind_copy(self.slow_link, src.numel() * src.element_size())
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
@@ -239,6 +251,20 @@ class CudaDevice(Device):
             dram_bw=link_bw + (beside or host_bw - 0.2 * link_bw),
             approximate=("gpu_bw", "gpu_flops", *(() if measured else ("host_bw",))),
         )
+
+    def _play(self, link_bw: float) -> None:
+        """Be a machine with a slower link: its rate is what everybody plans with."""
+        real = self.machine.link_bw
+        if link_bw >= real:
+            raise ConfigError(
+                f"A link of {link_bw / GB:.1f} GB/s can't be played: this one gives {real / GB:.1f}.",
+                code="invalid_option",
+                hint="Name a lower rate, or leave --sim-link-bw out.",
+                param="sim_link_bw",
+            )
+        _log.warning("a link of %.1f GB/s is played, the real one gives %.1f", link_bw / GB, real / GB)
+        self.slow_link = torch.tensor(slow_link(link_bw, real), device=self.torch_device)
+        self.machine = self.machine.with_rates(link_bw=link_bw)
 
     def _link_rate(self) -> float:
         """Bytes per second of a pinned copy to the device: the best of a few."""
@@ -319,4 +345,5 @@ def usable() -> bool:
 def create(options: Options) -> Device:
     if open_driver() is None or not torch.cuda.is_available():
         return CudaDevice()  # says what is missing
-    return CudaDevice(find_card(options.gpu or ""), options.gpu_memory or 0)
+    link_bw = (options.sim_link_bw or 0.0) * GB
+    return CudaDevice(find_card(options.gpu or ""), options.gpu_memory or 0, link_bw)

@@ -31,6 +31,7 @@ from freetoken.engine.plan import Facts, default_chunk, macro_tokens
 from freetoken.experts.gpu_support import can_compute_here, check_policy, expanded_bytes
 from freetoken.experts.native_executor import knows
 from freetoken.experts.slots import MIN_SLOTS
+from freetoken.kernels.slow_link import behind_copy
 from freetoken.layers.rope import table_bytes
 from freetoken.native.library import library
 from freetoken.quant import _reading as formats
@@ -228,6 +229,7 @@ def _device(options: Options) -> Device:
             param="device",
         )
     device: Device = choices.load("freetoken.devices", name).create(options)
+    device.behind_copy = behind_copy
     return device
 
 

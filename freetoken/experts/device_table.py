@@ -66,6 +66,7 @@ class SlotTable:
             slots=self.pool.view(),
             coded=device_record(one, bank.formats[layer]),
             activation=setup.config.moe.activation,
+            slow_link=setup.device.slow_link,
         )
 
     def _checked(self, place: Place) -> Place:

@@ -211,6 +211,27 @@ def test_moving_memory_pauses_streams_and_changes_nothing_they_say(model, capsys
     assert row["move_bytes"] == 1 << 20 and min(row["move_ms"]) > 0
 
 
+def test_answers_are_right_through_any_number_of_random_sizes(model, capsys):
+    words = ("--device", "sim", "--backend", "hybrid", "--gpu-memory", 120 << 20, "--move", "1MiB", "--json")
+    assert run_bench(elastic, "--model", model, *words, "--resizes", 12, "--streams", 2) == 0
+    row = last_object(capsys)["rows"][0]
+    assert row["right"] is True and row["equal"] and row["moves"] == row["under_load"] == 12
+    assert row["resizes"] >= 10 and 0 < row["move_bytes"] <= 1 << 20
+    assert len(row["pause_ms"]) == len(row["move_ms"]) == 3 and row["pause_ms"] == sorted(row["pause_ms"])
+
+
+def test_a_bench_may_play_a_slower_link(model, capsys):
+    words = ("--device", "sim", "--backend", "offload", "--share", 0.5, "--tokens", 8, "--lead", 4)
+    rows = {}
+    for link in ("0.5GB/s", "5"):
+        assert run_bench(decode, "--model", model, *words, "--link", link, *ONCE) == 0
+        rows[link] = last_object(capsys)["rows"][0]
+    assert [row["rates_gb_s"]["link"] for row in rows.values()] == [0.5, 5.0]
+    assert rows["0.5GB/s"]["decode_tok_s"] < 0.5 * rows["5"]["decode_tok_s"]
+    with pytest.raises(ConfigError, match="not a rate"):
+        run_bench(decode, "--link", "0GB/s")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is used then")
 def test_without_a_gpu_the_simulated_ones_memory_moves(capsys):
     assert run_bench(elastic, "--moves", 1, "--streams", 1, "--json") == 0

@@ -7,6 +7,7 @@ the device computes everything; with the host's help answers stay within its rou
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -141,3 +142,26 @@ def test_a_resize_under_load_changes_no_bit(failing: int, on: str, fused: dict[s
     done = [f.exception() is None for f in asked if f.done()]
     assert traces == fused and len(done) >= 3 and (all(done) or failing)
     assert built.engine.stats.resizes >= 1
+
+
+@pytest.mark.gpu
+def test_over_a_played_link_the_same_bits_come_later() -> None:
+    """A prompt's copies and a step's fills go through one link, whose rate plan and split believe in."""
+    wishes = {"moe_backend": "offload", "moe_cache_size": 12}
+    fast, _ = serve("cuda", **wishes)
+    served = Served(opened("cuda", sim_link_bw=0.2, **wishes))
+    device, stats = served.built.device, served.engine.runner.experts.stats
+    assert device.machine.link_bw == 0.2e9 and device.slow_link is not None
+    device.synchronize()
+    began, before = time.perf_counter(), int(device.slow_link[0])
+    for name, size in enumerate(PROMPTS):
+        served.submit(str(name), text_ids(served.built, name, size), TOKENS)
+        served.step(2)
+    served.run()
+    served.engine.runner.experts.settle()
+    device.synchronize()
+    took = time.perf_counter() - began
+    came = stats.prefill_link_bytes + stats.link_bytes
+    assert {name: served.trace(name) for name in fast} == fast
+    assert came / 0.2e9 < took and came / 0.2e9 <= 1e-9 * (int(device.slow_link[0]) - before)
+    served.close()

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from freetoken.core import choices
 from freetoken.core.model_config import Activation
 from freetoken.core.weights import WeightFormat
 from freetoken.kernels._triton import INTERPRETED
 from freetoken.kernels.expert_step import EVERYONE, reference, triton
-from freetoken.kernels.expert_step._types import AHEAD, PROMOTED
+from freetoken.kernels.expert_step._types import AHEAD, FILLED, PROMOTED, Table
 from freetoken.quant._mixed import MixedFormat
 from tests.kernels import step_build as build
 
@@ -52,11 +53,13 @@ def compare(
     steps: int = 4,
     budget: int = 0,
     device: str = "cpu",
-) -> None:
-    """`shape` by the reference on the CPU, and by Triton on `device`."""
+    link: Tensor | None = None,
+) -> Table:
+    """`shape` by the reference on the CPU, and by Triton on `device`, over a played link if one is given."""
     shapes = [shape, replace(shape, device=device)]
     tables = [build.table(one, policy, alpha, 0.7, budget) for one in shapes]
     placed = [build.places(one) for one in shapes]
+    placed[1] = [replace(place, slow_link=link) for place in placed[1]]
     blocks = [build.block(one, rows) if host else None for one in shapes]
     for step in range(steps):
         for maker, table in zip((reference, triton), tables, strict=True):
@@ -93,6 +96,7 @@ def compare(
             torch.testing.assert_close(outs[1], outs[0], rtol=2e-3, atol=2e-3)
             assert torch.equal(placed[0][0].slots, placed[1][0].slots.cpu()), "slots hold other bytes"
     assert bool(tables[0].stats[AHEAD]) == (budget > 0)
+    return tables[0]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,31 @@ def test_coded_records_are_computed_from_their_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", some(["mxfp4", "q6_k", "q8_0", "f32"], ["mxfp4"]))
 def test_many_rows_of_coded_records_go_through_the_matrix_units(name: str) -> None:
     compare(coded_shape(name, 20), 20, "two_speed", 1.0, host=False, steps=1, device=PLACE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "budget"),
+    [
+        (build.Shape(hidden=40), 1, 5),
+        (build.Shape(layers=1, experts=4), 20, 0),
+        (coded_shape("mxfp4", 1), 1, 0),
+        (coded_shape("mxfp4", 20), 20, 0),
+    ],
+    ids=["one row", "many rows", "codes", "many rows of codes"],
+)
+def test_over_a_played_link_the_same_is_computed_and_what_comes_is_booked(
+    shape: build.Shape, rows: int, budget: int
+) -> None:
+    a_byte_a_ns = 1 << 20
+    link = torch.tensor([0, 0, a_byte_a_ns, 0], device=PLACE)
+    host = rows < 20 and shape.fmt is None
+    table = compare(shape, rows, "two_speed", 0.5, host=host, steps=2, budget=budget, device=PLACE, link=link)
+    came = int(table.stats[FILLED] + table.stats[AHEAD]) * shape.coded.tile_bytes
+    assert came > 0
+    if INTERPRETED:  # no timer: the link has been free since 0
+        assert int(link[0]) == came
+    else:
+        assert int(link[0]) > came
 
 
 @pytest.mark.parametrize("policy", ["two_speed", "lru"])

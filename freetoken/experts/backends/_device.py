@@ -20,6 +20,7 @@ from freetoken.core.batch import Batch
 from freetoken.core.errors import ConfigError, DeviceError
 from freetoken.core.expert_stats import ExpertStats
 from freetoken.core.interfaces import ExpertBackend, Routing
+from freetoken.core.machine import GATHER_SHARE
 from freetoken.experts.aside import Aside
 from freetoken.experts.crew import Crew
 from freetoken.experts.device_io import make_block
@@ -40,8 +41,6 @@ WINDOW = 8
 """Steps of a window in which the host's rate is taken."""
 ANSWER_S = 4e-6
 """What a question and its answer take on the link."""
-LINK_SHARE = 0.85
-"""What kernels read of the link's copy rate (measured 46.8 of 55 GB/s)."""
 LEARN = 0.25
 ASK_AGAIN = 512
 """Steps after which a host that has become too slow to be asked is asked again."""
@@ -119,7 +118,7 @@ class DeviceBackend(ExpertBackend):
             return [(1.0, 0.0)] * BUCKETS
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
         fixed, tile = self._host
-        fill = (machine.fill_fixed_s, size / (LINK_SHARE * machine.link_bw))
+        fill = (machine.fill_fixed_s, size / (GATHER_SHARE * machine.link_bw))
         return [
             balance(fill, (ANSWER_S + fixed, tile * row_factor(self._rows_of_an_expert(1 << bucket))))
             for bucket in range(BUCKETS)
@@ -133,7 +132,7 @@ class DeviceBackend(ExpertBackend):
     def _plan_prefetch(self) -> Prefetch | None:
         """The link's idle time goes to the next layer, where there is a link that misses use."""
         machine, size = self.device.machine, max(one.tile_bytes for one in self.bank.layouts)
-        tiles = tiles_of_idle_time(LINK_SHARE * machine.link_bw, size, VICTIMS)
+        tiles = tiles_of_idle_time(GATHER_SHARE * machine.link_bw, size, VICTIMS)
         if self.setup.prefetch is not None:
             tiles = min(self.setup.prefetch, VICTIMS)
         if self.name not in ("offload", "hybrid") or not tiles:

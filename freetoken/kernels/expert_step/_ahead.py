@@ -7,6 +7,7 @@ Integers are those of `reference`, bit by bit.
 
 from __future__ import annotations
 
+from freetoken.kernels import _slow_link as slow_link
 from freetoken.kernels._triton import jit, tl
 from freetoken.kernels.expert_step import _rules as rules
 from freetoken.kernels.expert_step._look_up import _before, lanes_of, rank_of
@@ -198,6 +199,7 @@ def fetch_ahead(
     slot_bytes,
     tiles_offset,
     tile_bytes,
+    link,
     base,
     V: tl.constexpr,
     WORDS: tl.constexpr,
@@ -218,7 +220,9 @@ def fetch_ahead(
         home = tl.cast(slots, tl.int64) + slot * slot_bytes
         target = tl.multiple_of(home.to(tl.pointer_type(tl.int64)), 16)
         for at in range(start + tl.program_id(0) * WORDS, end, tl.num_programs(0) * WORDS):
+            due = slow_link.ask(link, True, 8 * tl.minimum(WORDS, end - at))
             value = tl.load(source + at + word, mask=at + word < end, other=0, eviction_policy="evict_first")
             tl.store(target + at + word, value, mask=at + word < end)
+            slow_link.await_bytes(link, due)
         entry += 1
         expert = tl.load(ahead + entry * 4, mask=entry < V, other=-1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from freetoken.kernels import _codes as codes
 from freetoken.kernels import _pdl as pdl
+from freetoken.kernels import _slow_link as slow_link
 from freetoken.kernels._gate import gate_up
 from freetoken.kernels._triton import INTERPRETED, jit, tl
 from freetoken.kernels.expert_step._tiles import bias_of, find_block, route_of, routes_of, wants
@@ -56,7 +57,7 @@ def _dots(tile, x, row, M: tl.constexpr, SUB: tl.constexpr, BU: tl.constexpr):
 
 @jit(varying=("records", "slots", "T"))
 def coded_vector_rows(
-    x, ids, work, partials, records, record_bytes, slots, slot_bytes, tiles_offset, tile_bytes, T,
+    x, ids, work, partials, records, record_bytes, slots, slot_bytes, tiles_offset, tile_bytes, link, T,
     K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr,
     NT: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
     DOWN: tl.constexpr, REGIONS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
@@ -72,9 +73,11 @@ def coded_vector_rows(
     if mine:
         offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
         first = (run % PER) * SUB
+        due = slow_link.ask(link, arrives, tile_bytes // PER)
         if keep != 0:
             _bring(source, keep, offset, run, first, H, BIAS, REGIONS)
             source = keep
+        slow_link.await_bytes(link, due)
         tile = tl.multiple_of((source + offset).to(tl.pointer_type(tl.uint8)), 16)
         row = first + tl.arange(0, SUB)
         for token in range(0, T):
@@ -146,7 +149,7 @@ def _products(tile, x, row, token, T, M: tl.constexpr, SUB: tl.constexpr, BU: tl
 
 @jit(varying=("records", "slots", "T"))
 def coded_few_rows(
-    x, ids, work, partials, records, record_bytes, slots, slot_bytes, tiles_offset, tile_bytes, T,
+    x, ids, work, partials, records, record_bytes, slots, slot_bytes, tiles_offset, tile_bytes, link, T,
     K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr,
     NT: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr, TP: tl.constexpr, GATE: tl.constexpr,
     UP: tl.constexpr, DOWN: tl.constexpr, REGIONS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
@@ -161,9 +164,11 @@ def coded_few_rows(
     if mine:
         offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
         first = (run % PER) * SUB
+        due = slow_link.ask(link, arrives, tile_bytes // PER)
         if keep != 0:
             _bring(source, keep, offset, run, first, H, BIAS, REGIONS)
             source = keep
+        slow_link.await_bytes(link, due)
         tile = tl.multiple_of((source + offset).to(tl.pointer_type(tl.uint8)), 16)
         row = first + tl.arange(0, SUB)
         token = tl.arange(0, TP)

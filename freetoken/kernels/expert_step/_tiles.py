@@ -9,6 +9,7 @@ order, so results don't depend on who was resident.
 from __future__ import annotations
 
 from freetoken.kernels import _pdl as pdl
+from freetoken.kernels import _slow_link as slow_link
 from freetoken.kernels._codes import copy_bytes
 from freetoken.kernels._gate import gate_up
 from freetoken.kernels._triton import INTERPRETED, jit, tl
@@ -128,6 +129,7 @@ def vector_rows(
     slot_bytes,
     tiles_offset,
     tile_bytes,
+    link,
     T,
     K: tl.constexpr,
     KP: tl.constexpr,
@@ -151,6 +153,7 @@ def vector_rows(
         work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
     )
     if mine:
+        due = slow_link.ask(link, arrives, tile_bytes // PER)
         kept = keep != 0
         offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
         row = (run % PER) * SUB + tl.arange(0, SUB)
@@ -193,6 +196,7 @@ def vector_rows(
                 tl.debug_barrier()
                 source = tl.where(kept, keep, source)
                 kept = False
+        slow_link.await_bytes(link, due)
 
 
 @jit(varying=("records", "slots", "T"))
@@ -207,6 +211,7 @@ def few_rows(
     slot_bytes,
     tiles_offset,
     tile_bytes,
+    link,
     T,
     K: tl.constexpr,
     KP: tl.constexpr,
@@ -231,6 +236,7 @@ def few_rows(
         work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
     )
     if mine:
+        due = slow_link.ask(link, arrives, tile_bytes // PER)
         kept = keep != 0
         offset = tiles_offset + (run // PER).to(tl.int64) * tile_bytes
         base = _typed(source + offset, x.dtype.element_ty)
@@ -277,6 +283,7 @@ def few_rows(
             if BIAS > 0:
                 y += bias_of(raw, 0, tl.where(run == 0, h + col, H), H)[None, :]
             tl.store(out + (h + col)[None, :], y, mask=routed[:, None] & (h + col < H)[None, :])
+        slow_link.await_bytes(link, due)
 
 
 @jit

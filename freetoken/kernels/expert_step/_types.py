@@ -15,7 +15,7 @@ from freetoken.kernels.expert_step import _rules as rules
 MOST_ROWS = 64
 VICTIMS = 32
 STEP, SEQUENCE, CREDIT, FAILED, PENDING, PASSED = range(6)
-EVICTIONS, AHEAD, JUDGED, RIGHT, PROMOTED = 7, 8, 9, 10, 11
+FILLED, EVICTIONS, AHEAD, JUDGED, RIGHT, PROMOTED = 4, 7, 8, 9, 10, 11
 COUNTERS = 12
 
 
@@ -103,6 +103,7 @@ class Place:
               them, so all that misses must be left to the host (a split of alpha -1)
     slots     uint8 [S, slot_bytes] on the device
     coded     what a record holds and where; numbers of the activations' type are read as they are
+    slow_link   int64 [4] where records are read as if over a slower link (`kernels.slow_link`)
     """
 
     layer: int
@@ -112,6 +113,7 @@ class Place:
     slots: Tensor
     coded: Coded
     activation: Activation
+    slow_link: Tensor | None = None
 
     @property
     def hidden(self) -> int:

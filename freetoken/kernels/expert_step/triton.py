@@ -214,6 +214,7 @@ def fetch_launch(table: Table, place: Place, addresses: Tensor | None) -> Launch
             place.slots.shape[1],
             place.tiles_offset,
             place.tile_bytes,
+            place.slow_link if addresses is None else None,
             place.layer * place.num_experts,
         ),
         {"V": table.victims.numel(), "WORDS": COPY_WORDS},
@@ -261,6 +262,7 @@ def run_launch(table: Table, place: Place, call: Call, where: Card) -> Launch:
             place.slots.shape[1],
             coded.tiles_offset,
             coded.tile_bytes,
+            place.slow_link,
             rows,
         ),
         consts | blocks,
@@ -358,6 +360,7 @@ def specimens(dtype: torch.dtype) -> Iterator[Callable[[Card], list[Launch]]]:
         ((32, 4, 2880, 32, 90), 64, True),
     ):
         yield functools.partial(_specimen, dtype, geometry, rows, host)
+    yield functools.partial(_over_a_played_link, dtype)
 
 
 def coded_specimen(
@@ -409,3 +412,13 @@ def _specimen(
         *([wait_launch(table, io, where)] if host else []),
         combine_launch(table, place, call, call.x, call.x, where),
     ]
+
+
+def _over_a_played_link(dtype: torch.dtype, where: Card) -> list[Launch]:
+    link = torch.empty(4, dtype=torch.int64, device="meta")
+    found = []
+    for rows in (1, 64):
+        asked = _pretend(plain_record(dtype, 2048, 32, 24), (128, 8), rows, dtype, Activation())
+        table, place, call = asked[0], replace(asked[1], slow_link=link), asked[2]
+        found += [fetch_launch(table, place, None), run_launch(table, place, call, where)]
+    return found
