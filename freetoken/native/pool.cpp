@@ -66,12 +66,17 @@ void Pool::start(int threads, const int* cpus, int num_cpus) {
 }
 
 void Pool::limit(int threads) {
+  std::lock_guard<std::mutex> guard(limiting_);
+  if (stopping_.load()) return;  // who shall end must not be sent to sleep
   if (limit_.exchange(std::max(1, std::min(threads, MOST_THREADS))) < threads) limit_.notify_all();
 }
 
 void Pool::stop() {
-  stopping_.store(true);
-  limit_.store(MOST_THREADS + 1);  // another value than any that is waited for
+  {
+    std::lock_guard<std::mutex> guard(limiting_);
+    stopping_.store(true);
+    limit_.store(MOST_THREADS + 1);  // another value than any that is waited for
+  }
   limit_.notify_all();
   doorbell_.fetch_add(1);
   doorbell_.notify_all();

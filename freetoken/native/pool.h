@@ -73,7 +73,7 @@ class Pool {
   std::atomic<int> threads_{1}, limit_{MOST_THREADS};
   Job* job_ = nullptr;
   uint64_t last_end_ns_ = 0, gap_ns_ = 1000000000;
-  std::mutex busy_;
+  std::mutex busy_, limiting_;  // limiting_: no limit while workers are ended
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 

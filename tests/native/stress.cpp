@@ -1,23 +1,20 @@
-// Drives the library through its C surface, for runs under sanitisers: all formats and tiers as records and as
-// matrices, a layer's operations, whole layers, programs, many threads that start and stop, faults, two callers. Exits with 1 if an answer ever changes.
+// Drives the library through its C surface, for runs under sanitisers. `stress TIER` computes with one tier: all
+// formats as records and as matrices, with both kinds of activations, and a layer's operations. `stress pool` is about
+// threads: two callers, limits, restarts, faults, poison, a device that rings; and about what loads weights. Without an
+// argument it says what these are. Exits with 1 if an answer ever changes.
+#include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
+#include <chrono>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "../../freetoken/native/api.h"
+#include "stress_memory.h"
+
 #include "../../freetoken/native/layer.h"
 #include "../../freetoken/native/matrix_api.h"
+#include "../../freetoken/native/unblock.h"
 
 namespace {
-
-uint32_t state = 1;
-uint32_t draw() { return state = state * 1664525u + 1013904223u; }
 
 std::vector<std::string> words(const char* text) {
   std::vector<std::string> out{""};
@@ -28,129 +25,49 @@ std::vector<std::string> words(const char* text) {
   return out;
 }
 
-struct Block {  // exactly as large as it must be, so that reading past an end is seen
-  void* memory;
-  explicit Block(size_t n, size_t align = 64) : memory(std::aligned_alloc(align, (n + align - 1) / align * align)) {
-    std::memset(memory, 0, n);
+// --- weights in formats ---------------------------------------------------------------------------
+
+void experts(int tier, int format, Shape shape, const std::vector<Some>& items, std::vector<int> dtypes) {
+  const Layer layer(tier, format, shape);
+  if (!layer.executor) return;
+  for (int dtype : dtypes) {
+    Request request(layer.l, items, dtype);
+    alike("experts", request.out->memory, request.answer().size() * 4, [&] { return request.ask(layer.executor); });
   }
-  ~Block() { std::free(memory); }
-  Block(const Block&) = delete;
-};
-
-struct Request {
-  uint32_t hidden, rows;
-  std::unique_ptr<Block> bytes, out;
-  ft_io* io;
-
-  Request(const ft_layer& l, const uint8_t* records, int experts, uint32_t m, int first) : hidden(l.hidden), rows(m) {
-    const uint32_t parts = first ? l.num_tiles - first : 1, out_rows = experts * m * parts;
-    uint64_t at = sizeof(ft_io), offsets[4];
-    const uint64_t sizes[4] = {experts * sizeof(ft_item), experts * m * 4ull, m * hidden * 2ull, out_rows * hidden * 4ull};
-    for (int i = 0; i < 4; i++) offsets[i] = at, at = (at + sizes[i] + 63) / 64 * 64;
-    bytes = std::make_unique<Block>(at);
-    out = std::make_unique<Block>(sizes[3]);
-    io = (ft_io*)bytes->memory;
-    io->layout = {FT_ABI_MAGIC, FT_ABI_VERSION, hidden, FT_BF16, (uint32_t)experts, experts * m, m, out_rows,
-                  offsets[0], offsets[1], offsets[2], offsets[3]};
-    auto* items = (ft_item*)((char*)io + offsets[0]);
-    auto* row = (int32_t*)((char*)io + offsets[1]);
-    auto* x = (uint16_t*)((char*)io + offsets[2]);
-    for (int e = 0; e < experts; e++) {
-      items[e] = {e, first, (int32_t)l.num_tiles, (int32_t)(e * m), (int32_t)m, (int32_t)(e * m * parts),
-                  (uint64_t)(records + e * l.record_bytes)};
-      for (uint32_t i = 0; i < m; i++) row[e * m + i] = i % 5 == 4 ? -1 : (int32_t)i;
-    }
-    for (uint32_t i = 0; i < m * hidden; i++) x[i] = (uint16_t)(0x3C00 + draw() % 0x300 + (draw() & 1) * 0x8000);
-    io->request.num_items = experts;
-    io->request.num_rows = experts * m;
-    io->request.num_tokens = m;
-  }
-
-  int ask(ft_executor* executor) { return ft_executor_serve(executor, io, (float*)out->memory, 20000); }
-  std::vector<float> answer() const {
-    const float* p = (const float*)out->memory;
-    return {p, p + (size_t)io->layout.max_out_rows * hidden};
-  }
-};
-
-int failures = 0;
-void check(bool good, const char* what) {
-  if (good) return;
-  std::printf("FAILED: %s\n", what);
-  failures++;
-}
-bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * 4);
 }
 
-void one_format(int format, int tier, uint32_t hidden, uint32_t width) {
-  const uint64_t bytes = ft_tile_bytes(format, width, hidden);
+void matrices(int tier, int format, std::vector<int64_t> rows_of, int64_t n, int64_t k) {
+  const uint64_t bytes = ft_matrix_bytes(format, n, k);
   if (!bytes) return;
-  constexpr int experts = 3;
-  ft_layer l{};
-  l.format = format, l.hidden = hidden, l.tile_width = width, l.num_tiles = 4, l.num_experts = experts;
-  l.tile_bytes = (bytes + 127) / 128 * 128;
-  l.record_bytes = l.num_tiles * l.tile_bytes;
-  l.alpha = 1, l.limit = INFINITY;
-  Block records(experts * l.record_bytes, 4096);
-  auto* p = (uint16_t*)records.memory;  // small numbers whatever the format makes of them
-  for (uint64_t i = 0; i < experts * l.record_bytes / 2; i++) p[i] = (uint16_t)(0x2020 + (draw() & 0x0707));
-  ft_executor* executor = ft_executor_new(tier, &l, 1);
-  check(executor, "executor");
-  for (uint32_t m : {1u, 7u, 40u})
-    for (int first : {0, 1}) {
-      Request request(l, (const uint8_t*)records.memory, experts, m, first);
-      ft_pool_start(1, nullptr, 0);
-      check(request.ask(executor) == FT_OK, "serve");
-      const std::vector<float> want = request.answer();
-      for (int threads : {2, 4}) {
-        ft_pool_start(threads, nullptr, 0);
-        for (int i = 0; i < 3; i++) {
-          check(request.ask(executor) == FT_OK, "serve");
-          check(same(request.answer(), want), "same bits on more threads");
-        }
-      }
+  const Codes w(bytes, 16);
+  for (int dtype : {FT_BF16, FT_F16, FT_F32})
+    for (int64_t rows : rows_of) {
+      if (rows > ft_coded_rows(tier, format, dtype)) continue;
+      Numbers x(rows * k, dtype), bias(n, dtype), y(rows * n, dtype);
+      const ft_coded_product job{x.memory, w.memory, bias.memory, y.memory, rows, n, k, format, dtype};
+      alike("coded product", y.memory, rows * n * bytes_of(dtype), [&] { return ft_coded_product_run(tier, &job); });
     }
-  ft_executor_free(executor);
+  Numbers decoded((n - 1) * k, FT_F32);
+  if (ft_coded_numbers(tier, format, w.memory, decoded.floats(), n, k, 0, 0) != FT_OK) return;  // int8: no decoding
+  alike("coded numbers", decoded.memory, (n - 1) * k * 4,
+        [&] { return ft_coded_numbers(tier, format, w.memory, decoded.floats(), n, k, 1, n); });
+}
+
+// Shapes that some formats have, those of spans of 32 and those of 256; as many rows as any loop takes at once, and more.
+void weights(int tier, int format) {
+  const std::vector<int> all{FT_BF16, FT_F16, FT_F32};
+  const std::vector<Some> few{{1, 0}, {2, 0}, {3, 0}, {4, 0}, {5, 0}, {7, 0}, {15, 0}, {1, 1}, {5, 2}};
+  experts(tier, format, {40, 8, 3, 2, true}, {{1, 0}, {2, 0}, {7, 0}, {40, 0}, {150, 0}, {1, 1}, {5, 2}}, all);
+  experts(tier, format, {96, 32, 3, 2}, few, all);
+  experts(tier, format, {96, 32, 3, 2}, {{16, 0}, {40, 0}}, {FT_BF16});
+  experts(tier, format, {544, 32, 2, 2}, {{1, 0}, {2, 0}, {4, 0}, {3, 1}}, {FT_BF16});
+  experts(tier, format, {256, 256, 2, 2, true}, {{1, 0}, {2, 0}, {17, 0}, {5, 1}}, all);
+  experts(tier, format, {768, 256, 1, 2}, {{1, 0}, {2, 0}, {4, 0}}, {FT_BF16});
+  matrices(tier, format, {1, 2, 3, 6, 33}, 19, 96);
+  matrices(tier, format, {1, 5, 33}, 18, 256);
 }
 
 // --- a layer's operations: outputs exactly as large as they must be ---------------------------------
-
-// Numbers of a type, all small.
-struct Numbers : Block {
-  Numbers(size_t n, int dtype, float base = 0.0f) : Block(n * (dtype == FT_F32 ? 4 : 2), dtype == FT_F32 ? 4 : 2) {
-    for (size_t i = 0; i < n; i++) {
-      const float v = base + (float)(int)(draw() % 65 - 32) / 64.0f;
-      uint32_t bits;
-      std::memcpy(&bits, &v, 4);
-      if (dtype == FT_F32) ((uint32_t*)memory)[i] = bits;
-      else if (dtype == FT_BF16) ((uint16_t*)memory)[i] = (uint16_t)(bits >> 16);
-      else ((uint16_t*)memory)[i] = (uint16_t)(0x2C00 + draw() % 0x400 + (draw() & 1) * 0x8000);
-    }
-  }
-  float* floats() const { return (float*)memory; }
-};
-template <class T>
-struct Words : Block {
-  explicit Words(std::vector<T> v) : Block(v.size() * sizeof(T), alignof(T)) {
-    std::memcpy(memory, v.data(), v.size() * sizeof(T));
-  }
-  T* data() const { return (T*)memory; }
-};
-
-// Run on one thread, then on more: the bytes of `out` must not change.
-template <class Call>
-void alike(const char* what, const void* out, size_t bytes, Call call) {
-  std::vector<char> want;
-  for (int threads : {1, 2, 4}) {
-    ft_pool_start(threads, nullptr, 0);
-    check(call() == FT_OK, what);
-    if (want.empty()) want.assign((const char*)out, (const char*)out + bytes);
-    else check(!std::memcmp(out, want.data(), bytes), what);
-  }
-}
-
-size_t bytes_of(int dtype) { return dtype == FT_F32 ? 4 : 2; }
 
 void attention(int tier, int dtype, int64_t rows, int dim, int page) {
   const int heads = 6, kv = 2, half = dim / 2, width = 40 / page + 1;
@@ -217,53 +134,12 @@ void rows_of(int tier, int dtype, int64_t rows, int64_t width) {
   alike("route", ids.memory, rows * 12, [&] { return ft_route_rows(tier, &route); });
   const ft_widen widen{x.memory, wide.floats(), rows, width, dtype, 0};
   alike("widen", wide.memory, rows * width * 4, [&] { return ft_gate_widen(tier, &widen); });
-  if (dtype == FT_F32) return;
-  Numbers w(37 * width, dtype), bias(37, dtype), residual(rows * 37, dtype), sums(rows * 37, dtype);
-  const ft_product product{x.memory, weight.floats(), w.memory, bias.memory, residual.memory, sums.memory, rows, 37, width, 1e-6f, dtype};
-  alike("product", sums.memory, rows * 37 * 2, [&] { return ft_product_run(tier, &product); });
   const ft_step steps[] = {{(int (*)(int, const void*))ft_norm_rows, &norm},
                            {(int (*)(int, const void*))ft_gate_widen, &widen}};
   alike("program", wide.memory, rows * width * 4, [&] { return ft_program_run(tier, steps, 2) == -1 ? FT_OK : FT_FAILED; });
-}
-
-void matrices(int tier, int format, int64_t rows, int64_t n, int64_t k) {
-  const uint64_t bytes = ft_matrix_bytes(format, n, k);
-  if (!bytes) return;
-  Block w(bytes, 16);
-  auto* p = (uint16_t*)w.memory;
-  for (uint64_t i = 0; i < bytes / 2; i++) p[i] = (uint16_t)(0x2020 + (draw() & 0x0707));
-  for (int dtype : {FT_BF16, FT_F16, FT_F32}) {
-    Numbers x(rows * k, dtype), bias(n, dtype), y(rows * n, dtype);
-    const ft_coded_product job{x.memory, w.memory, bias.memory, y.memory, rows, n, k, format, dtype};
-    alike("coded product", y.memory, rows * n * bytes_of(dtype), [&] { return ft_coded_product_run(tier, &job); });
-  }
-  Numbers decoded((n - 1) * k, FT_F32);
-  if (ft_coded_numbers(tier, format, w.memory, decoded.floats(), n, k, 0, 0) != FT_OK) return;  // int8: no decoding
-  alike("coded numbers", decoded.memory, (n - 1) * k * 4,
-        [&] { return ft_coded_numbers(tier, format, w.memory, decoded.floats(), n, k, 1, n); });
-}
-
-void whole_layer(int tier, int format, uint32_t tokens) {
-  constexpr uint32_t hidden = 256, width = 256, experts = 5, top_k = 3;
-  const uint64_t bytes = ft_tile_bytes(format, width, hidden);
-  if (!bytes) return;
-  ft_layer l{};
-  l.format = format, l.hidden = hidden, l.tile_width = width, l.num_tiles = 2, l.num_experts = experts;
-  l.tile_bytes = (bytes + 127) / 128 * 128, l.record_bytes = 2 * l.tile_bytes, l.alpha = 1, l.limit = INFINITY;
-  Block records(experts * l.record_bytes, 4096);
-  auto* p = (uint16_t*)records.memory;
-  for (uint64_t i = 0; i < experts * l.record_bytes / 2; i++) p[i] = (uint16_t)(0x2020 + (draw() & 0x0707));
-  l.records = (uint64_t)records.memory;
-  ft_executor* executor = ft_executor_new(tier, &l, 1);
-  Numbers x(tokens * hidden, FT_BF16), weights(tokens * top_k, FT_F32), y(tokens * hidden, FT_F32);
-  std::vector<int32_t> routes;
-  for (uint32_t t = 0; t < tokens; t++)
-    for (uint32_t r = 0; r < top_k; r++) routes.push_back(t % 6 == 5 ? -1 : (int32_t)(t % 3 + r));
-  const Words<int32_t> ids(routes);
-  ft_moe moe{x.memory, ids.data(), weights.floats(), y.floats(), 0, FT_BF16, tokens, top_k, 0, 0};
-  const ft_experts job{executor, &moe, 20000, 0};
-  alike("whole layer", y.memory, tokens * hidden * 4, [&] { return ft_experts_run(tier, &job); });
-  ft_executor_free(executor);
+  Numbers w(37 * width, dtype), bias(37, dtype), residual(rows * 37, dtype), sums(rows * 37, dtype);
+  const ft_product product{x.memory, weight.floats(), w.memory, bias.memory, residual.memory, sums.memory, rows, 37, width, 1e-6f, dtype};
+  alike("product", sums.memory, rows * 37 * bytes_of(dtype), [&] { return ft_product_run(tier, &product); });
 }
 
 void operations(int tier) {
@@ -274,52 +150,185 @@ void operations(int tier) {
       recurrent(tier, dtype, rows, 16, 24);
       recurrent(tier, dtype, rows, 9, 5);
       rows_of(tier, dtype, rows, 33);
-      rows_of(tier, dtype, rows, 700);
+      rows_of(tier, dtype, rows, 350);
     }
 }
 
-void two_callers() {
-  ft_pool_start(3, nullptr, 0);
-  std::vector<uint16_t> w(300 * 256, 0x3F80), x(3 * 256, 0x3F80);
-  std::atomic<int> wrong{0};
-  auto call = [&] {
-    for (int i = 0; i < 300; i++) {
+// Routes sorted by expert, computed in items, weighed.
+void whole_layer(int tier, int format, uint32_t tokens) {
+  constexpr uint32_t hidden = 256, top_k = 3;
+  const Layer layer(tier, format, {hidden, 256, 2, 5});
+  Numbers x(tokens * hidden, FT_BF16), weights(tokens * top_k, FT_F32), y(tokens * hidden, FT_F32);
+  std::vector<int32_t> routes;
+  for (uint32_t t = 0; t < tokens; t++)
+    for (uint32_t r = 0; r < top_k; r++) routes.push_back(t % 6 == 5 ? -1 : (int32_t)(t % 3 + r));
+  const Words<int32_t> ids(routes);
+  ft_moe moe{x.memory, ids.data(), weights.floats(), y.floats(), 0, FT_BF16, tokens, top_k, 0, 0};
+  const ft_experts job{layer.executor, &moe, 60000, 0};
+  alike("whole layer", y.memory, tokens * hidden * 4, [&] { return ft_experts_run(tier, &job); });
+}
+
+void one_tier(int tier) {
+  const int formats = (int)words(ft_formats()).size();
+  for (int f = 0; f <= 2 * formats; f++) weights(tier, f);  // from formats + 1 on with int8 activations
+  operations(tier);
+  for (uint32_t tokens : {1u, 20u}) whole_layer(tier, 0, tokens);
+}
+
+// --- threads --------------------------------------------------------------------------------------
+
+// An expert that is cut into chunks, whose partials are added: of the first format, which is plain.
+constexpr Shape LARGE{512, 128, 6, 3};
+const std::vector<Some> WORK{{1, 0}, {2, 0}, {1, 4}, {6, 0}, {1, 0}};
+
+void two_callers(int tier) {
+  const Layer layer(tier, 0, LARGE);
+  ft_pool_start(1, nullptr, 0);
+  std::atomic<int> wrong{0}, working{2};
+  auto serve = [&] {
+    const Layer own(tier, 0, LARGE);
+    Request request(own.l, WORK, FT_BF16);
+    check(request.ask(own.executor) == FT_OK, "two callers");
+    const std::vector<float> want = request.answer();
+    for (int i = 0; i < 60; i++) wrong += request.ask(own.executor) != FT_OK || !same(request.answer(), want);
+    working--;
+  };
+  auto multiply = [&] {
+    const std::vector<uint16_t> w(300 * 256, 0x3F80), x(3 * 256, 0x3F80);
+    for (int i = 0; i < 200; i++) {
       std::vector<uint16_t> y(3 * 300);
-      ft_linear((int)words(ft_tiers()).size() - 1, FT_BF16, x.data(), nullptr, 0, w.data(), nullptr, nullptr, y.data(), 3,
-                300, 256);
+      ft_linear(tier, FT_BF16, x.data(), nullptr, 0, w.data(), nullptr, nullptr, y.data(), 3, 300, 256);
       for (uint16_t v : y) wrong += v != 0x4380;  // 256
     }
+    working--;
   };
-  std::thread other(call), limits([] {
-    for (int i = 0; i < 2000; i++) ft_pool_limit(1 + i % 3);
+  std::thread one(serve), other(multiply), limits([&] {
+    for (int i = 0; working; i++) ft_pool_limit(1 + i % 3), std::this_thread::yield();
   });
-  call();
-  other.join();
-  limits.join();
+  for (int i = 0; working; i++) {
+    ft_pool_start(2 + i % 3, nullptr, 0);
+    ft_pool_ping(20);
+  }
+  one.join(), other.join(), limits.join();
   check(wrong == 0, "two callers at once");
+  ft_pool_start(3, nullptr, 0);
+  ft_pool_ping(1000);
+  const Numbers plain(3000000, FT_BF16);
+  ft_read(tier, plain.memory, 6000000);
+}
+
+void faults(int tier) {
+  const Layer layer(tier, 0, LARGE);
+  Request request(layer.l, WORK, FT_BF16);
+  alike("faults", request.out->memory, request.answer().size() * 4, [&] { return request.ask(layer.executor); });
+  const std::vector<float> want = request.answer();
+  ft_pool_start(3, nullptr, 0);
   ft_pool_fault(1, 300, 20);
-  call();
-  ft_pool_fault(1, 100, 0);
-  check(wrong == 0, "a slow and stalled worker");
-  ft_pool_ping(2000);
-  ft_read(0, w.data(), w.size() * 2);
+  for (int i = 0; i < 10; i++) check(request.ask(layer.executor) == FT_OK && same(request.answer(), want), "a slow worker");
+  ft_pool_fault(1, 100, 400);
+  int late = 0;
+  for (int i = 0; i < 200 && !late; i++) late += request.ask(layer.executor, 50) == FT_FAILED;
+  check(late == 1, "a stalled worker is an error in time");
+  const std::vector<uint16_t> w(300 * 256, 0x3F80), x(256, 0x3F80);
+  std::vector<uint16_t> y(300);
+  ft_linear(tier, FT_BF16, x.data(), nullptr, 0, w.data(), nullptr, nullptr, y.data(), 1, 300, 256);  // meanwhile
+  check(y[7] == 0x4380, "others compute without the pool");
+  check(request.ask(layer.executor) == FT_OK && same(request.answer(), want), "after the stalled worker");
+
+  auto* poison = (std::atomic<uint32_t>*)&request.io->poison.word;
+  int served = 0, left = 0;
+  for (int i = 0; i < 40; i++) {
+    std::thread device([&] { std::this_thread::sleep_for(std::chrono::microseconds(100 * i)), poison->store(1); });
+    const int status = request.ask(layer.executor);
+    device.join();
+    if (status == FT_OK) served++, check(same(request.answer(), want), "before the poison");
+    else left += status == FT_POISONED;
+    poison->store(0);
+  }
+  check(served + left == 40, "a poisoned block is left alone");
+  check(request.ask(layer.executor) == FT_OK && same(request.answer(), want), "after the poison");
+}
+
+// A device that rings, as poller.h says.
+void poller(int tier) {
+  constexpr uint32_t E = 5, T = 4, K = 3, H = 512;
+  const Layer layer(tier, 0, {H, 64, 4, E});
+  const uint64_t items = 256, ids = 384, x = 448, out = x + T * H * 2;
+  const Block memory(out + 2 * T * K * H * 4);
+  uint8_t* data = memory.bytes();
+  const Numbers numbers(T * H, FT_BF16);
+  std::memcpy(data + x, numbers.memory, T * H * 2);
+  const ft_device_block block{data, items, ids, x, out, H, FT_BF16, T, K, E, 20000};
+  auto word = [&](int at) { return (std::atomic<uint32_t>*)(data + at); };
+  auto* item = (int32_t*)(data + items);
+  auto* route = (int32_t*)(data + ids);
+  std::vector<float> want[T];
+  ft_pool_start(3, nullptr, 0);
+  ft_poller* one = ft_poller_new(layer.executor, &block);
+  for (uint32_t n = 1; n <= 40; n++) {
+    const uint32_t rows = 1 + n % T;
+    for (uint32_t i = 0; i < rows * K; i++) route[i] = (int32_t)((i / K + i % K) % E);
+    const uint32_t count = std::min(E, rows + K - 1);
+    for (int32_t e = 0; e < (int32_t)count; e++) item[4 * e] = e, item[4 * e + 1] = e % 2, item[4 * e + 2] = 4;
+    const uint32_t request[4] = {0, count, rows, K};
+    std::memcpy(data + 68, request, 16);
+    ft_poller_wake(one);
+    word(64)->store(n, std::memory_order_release);
+    while (word(128)->load(std::memory_order_acquire) != n) std::this_thread::yield();
+    const float* p = (const float*)(data + out);
+    const std::vector<float> got(p, p + rows * K * H);
+    if (want[rows - 1].empty()) want[rows - 1] = got;
+    check(same(got, want[rows - 1]), "the same answer to the same ring");
+    ft_poller_rest(one, n % 10 == 0);
+    if (n % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(15));  // it parks
+  }
+  ft_poller_free(one);
+}
+
+// --- loading --------------------------------------------------------------------------------------
+
+void loading() {
+  for (int n = 0; n < 300; n++) {
+    const Numbers data(n / 2 + 1, FT_BF16);
+    const uint32_t whole = ft_crc32(0, data.memory, n);
+    check(ft_crc32(ft_crc32(0, data.memory, n / 3), data.bytes() + n / 3, n - n / 3) == whole, "crc");
+  }
+  for (int item : {1, 2, 4})
+    for (int rows : {1, 17, 70})
+      for (int columns : {1, 16, 39}) {
+        const Codes from(rows * columns * item, item);
+        const Block to(rows * columns * item, item), back(rows * columns * item, item);
+        ft_transpose(item, from.memory, columns * item, to.memory, rows * item, rows, columns);
+        ft_transpose(item, to.memory, rows * item, back.memory, columns * item, columns, rows);
+        check(!std::memcmp(from.memory, back.memory, rows * columns * item), "transposed twice");
+      }
+  const uint64_t shape[4] = {24, 32, 8, 3 * 24 * 8 * 2};
+  const Numbers gate(24 * 32, FT_BF16), up(24 * 32, FT_BF16), down(24 * 32, FT_BF16), tiles(3 * 24 * 32, FT_BF16);
+  check(ft_pack_plain(2, gate.memory, up.memory, down.memory, tiles.memory, shape) == FT_OK, "packed");
+  ft_blocks q4{};  // a half and 16 bytes of codes for 32
+  q4.num_fields = 2, q4.num_planes = 1, q4.num_parts = 1, q4.columns = 32, q4.block_bytes = 18, q4.words = 1;
+  q4.plane_bits[0] = 4, q4.part_bytes[0] = 2, q4.part_columns[0] = 32, q4.part_check[0] = FT_CHECK_HALF;
+  q4.fields[0] = {1, FT_FIELD_RAW, 0, 0, 2, 0}, q4.fields[1] = {0, FT_FIELD_DIGITS, 4, 0, 16, 16};
+  const int64_t rows = 37, columns = 96, step = columns / 32 * 18;
+  const Codes raw(rows * step, 2);
+  const Block codes(rows * 64, 1), scales(rows * columns / 32 * 2, 2), turned(rows * columns / 2, 1);
+  uint8_t* const as_rows[] = {codes.bytes(), scales.bytes()};
+  uint8_t* const as_columns[] = {turned.bytes(), scales.bytes()};
+  check(!ft_unblock_rows(&q4, raw.bytes(), step, rows, columns, as_rows), "rows cut");
+  check(!ft_unblock_down(&q4, raw.bytes(), step, rows, columns, as_columns), "columns cut");
 }
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const auto tiers = words(ft_tiers()), formats = words(ft_formats());
-  for (size_t t = 0; t < tiers.size(); t++)
-    for (size_t f = 0; f <= 2 * formats.size(); f++) {
-      one_format((int)f, (int)t, 96, 32);
-      one_format((int)f, (int)t, 40, 8);
-      one_format((int)f, (int)t, 256, 256);
-      for (int64_t rows : {1, 5, 32}) matrices((int)t, (int)f, rows, 35, 256);
-      for (uint32_t tokens : {1u, 49u}) whole_layer((int)t, (int)f, tokens);
-    }
-  for (size_t t = 0; t < tiers.size(); t++) operations((int)t);
-  two_callers();
+  const auto tiers = words(ft_tiers());
+  if (count < 2) return std::printf("%s pool\n", ft_tiers()), 0;
+  const std::string what = arguments[1];
+  const int last = (int)tiers.size() - 1;
+  if (what == "pool") two_callers(last), faults(last), poller(last), loading();
+  for (int tier = 0; tier <= last; tier++)
+    if (tiers[tier] == what) one_tier(tier);
   std::printf("%s\n", failures ? "failures" : "all good");
   return failures ? 1 : 0;
 }

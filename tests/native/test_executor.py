@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -110,6 +111,18 @@ def test_a_stuck_worker_is_an_error_in_time_and_the_next_request_is_fine():
     io.request[0] = 100
     assert executor.serve(io, out) and torch.equal(out, want) and int(io.reply[0]) == 100
     executor.close()
+
+
+def test_a_limit_amid_a_start_keeps_no_thread_from_ending():
+    with ThreadPoolExecutor(1) as beside:
+        starts = beside.submit(lambda: [lib().start(2 + n % 2) for n in range(200)])
+        until = time.monotonic() + 30
+        while not starts.done() and time.monotonic() < until:
+            lib().limit(1)
+        ended = starts.done()
+        while not starts.done():
+            lib().limit(3)
+    assert ended
 
 
 def test_a_poisoned_block_is_left_alone_and_a_request_is_answered_once():
