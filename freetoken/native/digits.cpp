@@ -4,9 +4,9 @@
 // x becomes whole numbers: within a block of 256 elements (32 of the middle) X = x 2^k, |X| < 2^22, k as large as fits,
 // so bfloat16 is exact unless it is 2^14 below the block's largest, and off by 2^-23 of that else. X is three signed
 // bytes, X = 2^16 a + 2^8 b + c, and a level (digits.h) an unsigned one, so that sums of a span are exact integers.
-// ORDER. A dot: lane t of 64 elements' vector v holds four neighbours; chain t adds up its vectors times their steps
-// within 256 elements, another chain those times 2^-k, then one tree; offsets have chains of their own. Down is one
-// chain over spans. Neither depends on how rows are grouped.
+// ORDER. A dot: of 512 elements, lane t of a sum holds half of what shares a step, as an exact
+// integer; times its step, in order, times 2^-k is added to chain t; then one tree. Offsets have chains of their own.
+// Down is one chain over spans. Neither depends on how rows are grouped.
 #include "digits.h"
 
 #include "amx.h"
@@ -14,7 +14,7 @@
 
 namespace FT_NS {
 
-constexpr int BLOCK = 256, VECTOR = 64;  // elements
+constexpr int BLOCK = 256, FOUR_LINES = 512, VECTOR = 64;  // elements: of one power of two; of a step of a dot; of a vector
 constexpr int ROWS_AT_ONCE = 4;          // of weights whose steps are made together
 constexpr int LANES_AT_ONCE = 512;
 #define FT_LAMBDA __attribute__((always_inline))
@@ -47,23 +47,19 @@ FT_INLINE void bytes_of_whole(I x, Quarter (&out)[3]) {
 
 // --- rows of x ------------------------------------------------------------------------------------
 
-// For each 64 elements' vector: three vectors of bytes and one of what is taken off, four int32 to a lane.
-constexpr int X_VECTOR = 256;
-struct Row {
-  const uint8_t* digits;
-  const float *back, *sums;  // of blocks; of spans, times 2^-k
-};
-FT_INLINE int64_t row_bytes(int64_t padded) { return padded * 4 + padded / BLOCK * 4 + padded / 16 * 4 + 64; }
-FT_INLINE Row row_at(const uint8_t* at, int64_t padded) {
-  const float* back = (const float*)(at + padded * 4);
-  return {at, back, back + ft_align(padded / BLOCK, 16)};
-}
+// For 512 elements: a vector for each of two halves of words' bytes (HALVES), four quarters of a line and three bytes,
+// lanes as `turned` has them; what is taken off each sum; 2^-k times the levels' unit.
+constexpr int HALVES = 2, QUARTERS = 4, BYTES = 3;
+constexpr int LESS_AT = HALVES * QUARTERS * BYTES * VECTOR, BACK_AT = LESS_AT + HALVES * 2 * VECTOR, X_GROUP = BACK_AT + 64;
+constexpr int sums_of(int span) { return span == 32 ? 1 : 2; }  // of a half
+FT_INLINE int64_t row_bytes(int64_t padded) { return padded / FOUR_LINES * X_GROUP + padded / 16 * 4 + 64; }
+FT_INLINE float* sums_at(const uint8_t* row, int64_t padded) { return (float*)(row + padded / FOUR_LINES * X_GROUP); }
 
-// Vector v of 256 elements holds blocks of 32 v / 2 * 4 + v % 2 and the one two further, eight elements of each in turns,
-// which is how words of codes give them.
+// A line holds four spans of 32 elements, digit q of its words span q: the low and the high half of even bytes the first
+// two, of odd ones the others. Vector (half, quarter) of 512 elements: of line L, in 16 bytes from 16 L on, elements 8
+// quarter and up of span `half`, then of span 2 + half.
 static void place_x(const uint16_t* x, int64_t width, int64_t padded, const DigitCodes& codes, uint8_t* row) {
-  float* back = (float*)(row + padded * 4);
-  float* sums = back + ft_align(padded / BLOCK, 16);
+  float* sums = sums_at(row, padded);
   for (int64_t k = 0; k < padded; k += BLOCK) {
     F wide[BLOCK / 16];
     I largest = _mm512_setzero_si512();
@@ -72,31 +68,37 @@ static void place_x(const uint16_t* x, int64_t width, int64_t padded, const Digi
       wide[b] = left >= 16 ? from_bf16(x + k + 16 * b) : left > 0 ? load_some<uint16_t, from_bf16>(x + k + 16 * b, (int)left) : zero();
       largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(wide[b]), _mm512_set1_epi32(0x7FFFFFFF)));
     }
-    const float power = power_for(largest_of(largest), back[k / BLOCK]);
-    uint8_t* to = row + k * 4;
+    float back;
+    const float power = power_for(largest_of(largest), back);
+    uint8_t* to = row + k / FOUR_LINES * X_GROUP;
+    const int block = (int)(k % FOUR_LINES) / BLOCK;
+    _mm256_storeu_ps((float*)(to + BACK_AT) + 8 * block, _mm256_set1_ps(back * codes.unit));
     for (int b = 0; b < BLOCK / 16; b++) {
       const I X = whole(wide[b], power);
-      Quarter digits[3];
+      Quarter digits[BYTES];
       bytes_of_whole(X, digits);
-      const int block = b / 2, v = block / 4 * 2 + block % 2, at = b % 2 * 32 + block % 4 / 2 * 8;
-      for (int d = 0; d < 3; d++) {
-        uint8_t* p = to + v * X_VECTOR + d * VECTOR + at;
+      const int line = block * 2 + b / 8, span = b % 8 / 2, half = span % 2, quarter = b % 2 * 2;
+      for (int d = 0; d < BYTES; d++) {
+        uint8_t* p = to + ((half * QUARTERS + quarter) * BYTES + d) * VECTOR + line * 16 + span / 2 * 8;
         _mm_storel_epi64((__m128i*)p, digits[d]);
-        _mm_storel_epi64((__m128i*)(p + 16), _mm_unpackhi_epi64(digits[d], digits[d]));
+        _mm_storel_epi64((__m128i*)(p + BYTES * VECTOR), _mm_unpackhi_epi64(digits[d], digits[d]));
       }
       if (!codes.offset) continue;
-      const float sum = (float)_mm512_reduce_add_epi32(X) * back[k / BLOCK];
+      const float sum = (float)_mm512_reduce_add_epi32(X) * back;
       if (codes.span == 16) sums[k / 16 + b] = sum;
-      else if (b % 2 == 0) sums[k / 32 + block] = sum;
-      else sums[k / 32 + block] += sum;
+      else if (b % 2 == 0) sums[k / 32 + b / 2] = sum;
+      else sums[k / 32 + b / 2] += sum;
     }
+    if (!block) continue;
     const I ones = _mm512_set1_epi8(1), less = _mm512_set1_epi32(-codes.least);
-    for (int v = 0; v < BLOCK / VECTOR; v++) {
-      uint8_t* p = to + v * X_VECTOR;
+    const int each = QUARTERS / sums_of(codes.span);
+    for (int n = 0; n < HALVES * sums_of(codes.span); n++) {
       I all = _mm512_setzero_si512();
-      for (int d = 0; d < 3; d++)
-        all = _mm512_dpbusd_epi32(_mm512_slli_epi32(all, 8), ones, _mm512_loadu_si512(p + d * VECTOR));
-      _mm512_storeu_si512(p + 3 * VECTOR, _mm512_mullo_epi32(all, less));
+      for (int d = 0; d < BYTES; d++) {
+        all = _mm512_slli_epi32(all, 8);
+        for (int q = 0; q < each; q++) all = _mm512_dpbusd_epi32(all, ones, _mm512_loadu_si512(to + ((n * each + q) * BYTES + d) * VECTOR));
+      }
+      _mm512_storeu_si512(to + LESS_AT + n * VECTOR, _mm512_mullo_epi32(all, less));
     }
   }
 }
@@ -145,7 +147,7 @@ static void place_middle(const float* g, int64_t w, const DigitCodes& codes, uin
     for (int s = 0; s < spans; s++) {
       const int64_t to = i / codes.span + s;
       for (int d = 0; d < 3; d++) less[to * 3 + d] = -codes.least * (spans == 2 ? total[s][d] : total[0][d] + total[1][d]);
-      back[to] = inverse;
+      back[to] = inverse * codes.unit;
       sums[to] = spans == 2 ? sum[s] : sum[0] + sum[1];
     }
   }
@@ -163,7 +165,7 @@ struct Tile {
 
   Tile(const DigitCodes& c, const ft_layer& l, const Lead& ahead) : codes(c), layer(l), hidden(l.hidden), lead(ahead) {
     row_bytes = (int64_t)ft_align(hidden, 128) / 2;
-    padded = (int64_t)ft_align(hidden, BLOCK);
+    padded = (int64_t)ft_align(hidden, FOUR_LINES);
     levels = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)c.levels));
   }
   const uint8_t* row(int m, int64_t i) const {
@@ -180,86 +182,75 @@ FT_INLINE I level(I words, I levels) {
   const I code = HIGH ? _mm512_srli_epi16(words, 4) : words;
   return LOOKED_UP ? _mm512_permutexvar_epi8(code, levels) : _mm512_and_si512(code, _mm512_set1_epi8(15));
 }
-// A line of a row: of each 16 bytes those at even places, then those at odd ones.
-FT_INLINE I apart(const uint8_t* line) {
+// Four lines of a row, so that vector q holds the q-th 16 bytes of each, those at even places before those at odd ones.
+FT_INLINE I pair(const uint8_t* a, const uint8_t* b) {  // of 32 bytes, by loads: shuffles are what there is too much of
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a)), _mm256_loadu_si256((const __m256i*)b), 1);
+}
+FT_INLINE void turned(const uint8_t* const (&lines)[4], I (&out)[QUARTERS]) {
   const I order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  return _mm512_shuffle_epi8(_mm512_loadu_si512(line), order);
+  for (int q = 0; q < QUARTERS; q += 2) {
+    const I a = pair(lines[0] + 16 * q, lines[1] + 16 * q), b = pair(lines[2] + 16 * q, lines[3] + 16 * q);
+    out[q] = _mm512_shuffle_epi8(_mm512_shuffle_i32x4(a, b, 0x88), order);
+    out[q + 1] = _mm512_shuffle_epi8(_mm512_shuffle_i32x4(a, b, 0xDD), order);
+  }
 }
 
-// Rows [i, i + N) of matrix m times R rows of x, to[r * gs + n].
-template <int SPAN, bool LOOKED_UP, int R, int N>
+// One half of words' bytes times R rows of x, times their steps, to part.
+template <int SPAN, bool LOOKED_UP, bool HIGH, int R>
+FT_INLINE void half_dots(const I (&words)[QUARTERS], I levels, const float* steps, const uint8_t* x, int64_t xs, F (&part)[R]) {
+  constexpr int SUMS = sums_of(SPAN), EACH = QUARTERS / SUMS;
+  for (int s = 0; s < SUMS; s++) {
+    I codes[EACH];
+    for (int q = 0; q < EACH; q++) codes[q] = level<LOOKED_UP, HIGH>(words[s * EACH + q], levels);
+    for (int r = 0; r < R; r++) {
+      const uint8_t *p = x + r * xs + (HIGH * QUARTERS + s * EACH) * BYTES * VECTOR, *less = x + r * xs + LESS_AT + (HIGH * SUMS + s) * VECTOR;
+      I sum[BYTES];  // apart, since a chain of them all is longer than what the CPU looks ahead
+      for (int d = 0; d < BYTES; d++) sum[d] = LOOKED_UP && d + 1 == BYTES ? _mm512_loadu_si512(less) : _mm512_setzero_si512();
+      for (int q = 0; q < EACH; q++)
+        for (int d = 0; d < BYTES; d++) sum[d] = _mm512_dpbusd_epi32(sum[d], codes[q], _mm512_loadu_si512(p + (q * BYTES + d) * VECTOR));
+      const I high = _mm512_add_epi32(_mm512_slli_epi32(sum[0], 8), sum[1]);
+      const F number = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), sum[2])), step = load(steps + (HIGH * SUMS + s) * 16);
+      part[r] = HIGH || s ? fma(number, step, part[r]) : mul(number, step);
+    }
+  }
+}
+
+// Row i of matrix m times R rows of x, to[r * gs]. One row after the other: two at once want less of x, and have to wait
+// for memory longer.
+template <int SPAN, bool LOOKED_UP, int R>
 static FT_APART void dots(const Tile& t, int m, int64_t i, const float* steps, const float* offsets, const uint8_t* x, int64_t xs,
                           float* to, int64_t gs) {
-  const int64_t row_bytes = t.row_bytes, padded = t.padded, of_row = padded / BLOCK * digit_steps(SPAN);
-  const int64_t last = row_bytes - 64;  // may be met twice, by zeros of x then
+  const int64_t row_bytes = t.row_bytes, quarter = (row_bytes + 255) / 256 * 64;
+  const uint8_t *row = t.row(m, i), *far = t.lead.far(row, row_bytes, x), *of_x = x;
   const I levels = t.levels;
-  const uint8_t *row[N], *far[N];
-  for (int n = 0; n < N; n++) {
-    row[n] = t.row(m, i + n);
-    far[n] = t.lead.far(row[n], row_bytes, x);
+  int64_t next[3] = {64, 128, 192};
+  F acc[R];
+  for (int r = 0; r < R; r++) acc[r] = zero();
+  for (int64_t at = 0; at < row_bytes; at += 256, far += 64, of_x += X_GROUP, steps += digit_steps(SPAN)) {
+    if (at + 256 > row_bytes)  // the last line is met again, by zeros of x
+      for (int64_t& n : next) n = at + n < row_bytes ? n : row_bytes - 64 - at;
+    const uint8_t* p = row + at;
+    for (int b = 0; b < 4; b++) {
+      fetch(far + b * quarter);  // four places: neighbours at once wait for each other
+      FT_PREFETCH(p + b * 64 + SOON);
+    }
+    I words[QUARTERS];
+    turned({p, p + next[0], p + next[1], p + next[2]}, words);
+    F part[R];
+    half_dots<SPAN, LOOKED_UP, false, R>(words, levels, steps, of_x, xs, part);
+    half_dots<SPAN, LOOKED_UP, true, R>(words, levels, steps, of_x, xs, part);
+    for (int r = 0; r < R; r++) acc[r] = fma(part[r], load((const float*)(of_x + r * xs + BACK_AT)), acc[r]);
   }
-  F acc[N][R];
-  for (int n = 0; n < N; n++)
-    for (int r = 0; r < R; r++) acc[n][r] = zero();
-  for (int64_t k = 0, at = 0; at < row_bytes; k += BLOCK, at += 128) {
-    const int64_t next = at + 64 > last ? last : at + 64;
-    I codes[N][4];
-    for (int n = 0; n < N; n++) {
-      for (int b = 0; b < 128; b += 64) {
-        fetch(far[n] + at + b);
-        FT_PREFETCH(row[n] + at + b + SOON);
-      }
-      const I a = apart(row[n] + at), b = apart(row[n] + next);
-      codes[n][0] = level<LOOKED_UP, false>(a, levels);
-      codes[n][1] = level<LOOKED_UP, true>(a, levels);
-      codes[n][2] = level<LOOKED_UP, false>(b, levels);
-      codes[n][3] = level<LOOKED_UP, true>(b, levels);
+  for (int r = 0; r < R; r++) {
+    if (t.codes.offset) {
+      const float* sums = sums_at(x + r * xs, t.padded);
+      F more = zero();
+      for (int64_t k = 0; k < t.hidden; k += BLOCK)
+        more = fma(load(offsets + k / 16), SPAN == 32 ? _mm512_zextps256_ps512(_mm256_loadu_ps(sums + k / 32)) : load(sums + k / 16), more);
+      acc[r] = add(acc[r], more);
     }
-    const float* step_at = steps + k / BLOCK * digit_steps(SPAN);
-    F part[N][R];
-    for (int v = 0; v < 4; v++) {
-      F step[N];
-      for (int n = 0; n < N; n++)
-        step[n] = SPAN == 32 ? _mm512_broadcast_f32x4(_mm_loadu_ps(step_at + n * of_row + 4 * v)) : load(step_at + n * of_row + 16 * v);
-      for (int r = 0; r < R; r++) {
-        const uint8_t* p = x + r * xs + k * 4 + v * X_VECTOR;
-        const I high = _mm512_loadu_si512(p), middle = _mm512_loadu_si512(p + VECTOR), low = _mm512_loadu_si512(p + 2 * VECTOR);
-        for (int n = 0; n < N; n++) {
-          I sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[n][v], high);
-          sum = _mm512_dpbusd_epi32(_mm512_slli_epi32(sum, 8), codes[n][v], middle);
-          sum = _mm512_dpbusd_epi32(_mm512_slli_epi32(sum, 8), codes[n][v], low);
-          if (LOOKED_UP) sum = _mm512_add_epi32(sum, _mm512_loadu_si512(p + 3 * VECTOR));
-          const F number = _mm512_cvtepi32_ps(sum);
-          part[n][r] = v == 0 ? mul(number, step[n]) : fma(number, step[n], part[n][r]);
-        }
-      }
-    }
-    for (int r = 0; r < R; r++) {
-      const F back = set1(row_at(x + r * xs, padded).back[k / BLOCK]);
-      for (int n = 0; n < N; n++) acc[n][r] = fma(part[n][r], back, acc[n][r]);
-    }
+    to[r * gs] = sum(acc[r]);
   }
-  for (int n = 0; n < N; n++)
-    for (int r = 0; r < R; r++) {
-      if (t.codes.offset) {
-        const float *sums = row_at(x + r * xs, padded).sums, *of = offsets + n * padded / 16;
-        F more = zero();
-        for (int64_t s = 0; s < padded / BLOCK; s++)
-          more = fma(load(of + 16 * s), SPAN == 32 ? _mm512_zextps256_ps512(_mm256_loadu_ps(sums + 8 * s)) : load(sums + 16 * s), more);
-        acc[n][r] = add(acc[n][r], more);
-      }
-      to[r * gs + n] = sum(acc[n][r]);
-    }
-}
-
-// Two rows share loads of x while their sums fit the registers.
-template <int SPAN, bool LOOKED_UP, int R>
-FT_INLINE void two_dots(const Tile& t, int m, int64_t i, const float* steps, const float* offsets, const uint8_t* x, int64_t xs,
-                        float* to, int64_t gs) {
-  constexpr int N = R <= 2 ? 2 : 1;
-  const int64_t of_row = t.padded / BLOCK * digit_steps(SPAN);
-  for (int n = 0; n < 2; n += N)
-    dots<SPAN, LOOKED_UP, R, N>(t, m, i + n, steps + n * of_row, offsets + n * t.padded / 16, x, xs, to + n, gs);
 }
 
 // Lanes [h0, h1) of the span from column i on, for R rows of the middle, N vectors at once. at: what to prefetch.
@@ -284,9 +275,8 @@ FT_INLINE void lanes(const Tile& t, int64_t i, int64_t& h, int64_t h0, int64_t h
     for (int j = 0; j < SPAN / 8; j++) {
       I codes[N][2];
       for (int v = 0; v < N; v++) {
-        fetch(at), at += 64;
+        fetch(at + (v * (SPAN / 8) + j) * 64);
         const uint8_t* p = runs[j] + (h + 16 * v) * 4;
-        FT_PREFETCH(p + SOON_DOWN);
         const I words = _mm512_loadu_si512(p);
         codes[v][0] = level<LOOKED_UP, false>(words, levels);
         codes[v][1] = level<LOOKED_UP, true>(words, levels);
@@ -298,6 +288,7 @@ FT_INLINE void lanes(const Tile& t, int64_t i, int64_t& h, int64_t h0, int64_t h
             for (int v = 0; v < N; v++) sum[v][r][d] = _mm512_dpbusd_epi32(sum[v][r][d], codes[v][half], four);
           }
     }
+    at += SPAN / 8 * N * 64;
     for (int v = 0; v < N; v++) {
       const F step = load(steps + h - h0 + 16 * v);
       for (int r = 0; r < R; r++) {
@@ -333,7 +324,7 @@ static FT_APART void columns(const Tile& t, int64_t i, int64_t h0, int64_t h1, c
 template <int SPAN, bool LOOKED_UP>
 static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   const ft_layer& l = *job.layer;
-  const int64_t h = l.hidden, w = l.tile_width, padded = (int64_t)ft_align(h, BLOCK), middle = (int64_t)ft_align(w, 32);
+  const int64_t h = l.hidden, w = l.tile_width, padded = (int64_t)ft_align(h, FOUR_LINES), middle = (int64_t)ft_align(w, 32);
   const int64_t xs = (int64_t)ft_align(row_bytes(padded), 64) + 64, gs = middle_stride(w), ms = (int64_t)ft_align(middle_bytes(middle), 64), os = x_stride(h);
   uint8_t* p = job.scratch;
   auto take = [&](int64_t num_bytes) FT_LAMBDA {
@@ -343,7 +334,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   };
   uint8_t *x = take(rows * xs), *mid = take(rows * ms);
   float *g = (float*)take(rows * gs * 4), *u = (float*)take(rows * gs * 4), *sums = (float*)take(rows * os * 4);
-  const int64_t of_row = padded / BLOCK * digit_steps(SPAN);
+  const int64_t of_row = padded / FOUR_LINES * digit_steps(SPAN);
   float* steps = (float*)take((ROWS_AT_ONCE * of_row > LANES_AT_ONCE ? ROWS_AT_ONCE * of_row : LANES_AT_ONCE) * 4);
   float* offsets = (float*)take((ROWS_AT_ONCE * padded / 16 > LANES_AT_ONCE ? ROWS_AT_ONCE * padded / 16 : LANES_AT_ONCE) * 4);
   for (int r = 0; r < rows; r++) {
@@ -364,8 +355,8 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
       for (int64_t i = 0; i < w; i += ROWS_AT_ONCE) {
         const int64_t end = i + ROWS_AT_ONCE < w ? i + ROWS_AT_ONCE : w;
         codes.rows(l, tile, m, (int)i, (int)end, steps, offsets);
-        for (int64_t q = i; q < end; q += 2) {
-#define FT_CALL(R) two_dots<SPAN, LOOKED_UP, R>(t, m, q, steps + (q - i) * of_row, offsets + (q - i) * padded / 16, x + r * xs, xs, (m ? u : g) + r * gs + q, gs)
+        for (int64_t q = i; q < end; q++) {
+#define FT_CALL(R) dots<SPAN, LOOKED_UP, R>(t, m, q, steps + (q - i) * of_row, offsets + (q - i) * padded / 16, x + r * xs, xs, (m ? u : g) + r * gs + q, gs)
           FT_FOURS(rows, FT_CALL)
 #undef FT_CALL
         }

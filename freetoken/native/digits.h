@@ -2,13 +2,14 @@
 #pragma once
 #include "kernels.h"
 
-// weight = unit (level - least) step + offset, where `level` is a byte; steps come times the unit.
+// weight = unit (level - least) step + offset, where `level` is a byte.
 struct DigitCodes {
   int span, least;     // elements that share a step
+  float unit;
   bool looked_up, offset;  // levels aren't the codes themselves; there are offsets
   uint8_t levels[16];
-  // Rows [first, last) of gate (0) or up (1). Steps as STEPS floats for 256 elements, each row's padded to whole ones:
-  // spans of 32 as a a c c  b b d d of spans a, b, c, d; spans of 16 as the 64 sums' lanes. Offsets in order.
+  // Rows [first, last) of gate (0) or up (1), padded to whole 512 elements. Steps as digit_steps floats for 512: the lanes
+  // of one sum after the other (digits.cpp). Offsets in order.
   void (*rows)(const ft_layer& layer, const uint8_t* tile, int m, int first, int last, float* steps, float* offsets);
   // Lanes [h, h + n) of the span of down that begins with column i; n a multiple of 32.
   void (*lanes)(const ft_layer& layer, const uint8_t* tile, int i, int h, int n, float* steps, float* offsets);
@@ -16,4 +17,4 @@ struct DigitCodes {
 };
 
 constexpr int MOST_LEVEL = 63;  // four of them times 2^22 twice over fit 32 bits
-constexpr int digit_steps(int span) { return span == 32 ? 16 : 64; }  // floats for 256 elements
+constexpr int digit_steps(int span) { return span == 32 ? 32 : 64; }  // floats for 512 elements

@@ -39,30 +39,37 @@ struct Digits {
     for (int i = first; i < last; i++) {
       tile.near(m, i + SCALES_AHEAD);
       if (m == 1) tile.warm(i);
-      for (int64_t k = 0; k < hidden; k += 256) {
-        const SpanAt<SPAN> at{m, i, k, hidden - k};
-        const F all = SpanAt<SPAN>::N::whole(tile.step(at));
-        const F scaled = unit() == 1 ? all : mul(all, set1(unit()));
-        if constexpr (SPAN == 32) {
-          store(steps, _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 2, 2, 1, 1, 3, 3, 4, 4, 6, 6, 5, 5, 7, 7), scaled));
-        } else {
-          const I lanes = _mm512_setr_epi32(0, 0, 4, 4, 0, 0, 4, 4, 1, 1, 5, 5, 1, 1, 5, 5);
-          for (int v = 0; v < 4; v++)
-            store(steps + 16 * v, _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(v / 2 * 8 + v % 2 * 2)), scaled));
-        }
-        steps += digit_steps(SPAN);
-        if constexpr (Spec::OFFSET) {
-          store(offsets, SpanAt<SPAN>::N::whole(tile.offset(at)));
-          offsets += 16;
-        }
+      for (int64_t k = 0; k < hidden; k += 512, steps += digit_steps(SPAN)) {
+        const F low = block(tile, m, i, k, offsets), high = k + 256 < hidden ? block(tile, m, i, k + 256, offsets) : zero();
+        for (int n = 0; n < digit_steps(SPAN) / 16; n++) store(steps + 16 * n, _mm512_permutex2var_ps(low, lanes_of(n), high));
       }
+      if constexpr (Spec::OFFSET) offsets += (ft_align(hidden, 512) - ft_align(hidden, 256)) / 16;
+    }
+  }
+  // Steps of 256 elements in order; their offsets are stored.
+  FT_INLINE F block(const Blocks<Spec>& tile, int m, int i, int64_t k, float*& offsets) {
+    const SpanAt<SPAN> at{m, i, k, tile.low.hidden - k};
+    if constexpr (Spec::OFFSET) {
+      store(offsets, SpanAt<SPAN>::N::whole(tile.offset(at)));
+      offsets += 16;
+    }
+    return SpanAt<SPAN>::N::whole(tile.step(at));
+  }
+  // Of two vectors of steps, those of sum n: half n of words, or half n / 2 and of a span of 32 elements half n % 2.
+  FT_INLINE I lanes_of(int n) {
+    if constexpr (SPAN == 32) {
+      const I spans = _mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 16, 16, 18, 18, 20, 20, 22, 22);
+      return _mm512_add_epi32(spans, _mm512_set1_epi32(n));
+    } else {
+      const I spans = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+      return _mm512_add_epi32(spans, _mm512_set1_epi32(n));
     }
   }
   static void lanes(const ft_layer& l, const uint8_t* bytes, int i, int h, int n, float* steps, float* offsets) {
     const Blocks<Spec> tile(Shape(l), bytes);
     for (int at = 0; at < n; at += W) {
       const DownAt where{i, h + at};
-      store(steps + at, unit() == 1 ? tile.step(where) : mul(tile.step(where), set1(unit())));
+      store(steps + at, tile.step(where));
       if constexpr (Spec::OFFSET) store(offsets + at, tile.offset(where));
     }
   }
@@ -71,7 +78,7 @@ struct Digits {
     for (int i = 0; i < SCALES_AHEAD; i++) tile.near(0, i);
   }
   static constexpr DigitCodes codes() {
-    DigitCodes out{SPAN, LEAST, looked_up(), Spec::OFFSET, {}, rows, lanes, meet};
+    DigitCodes out{SPAN, LEAST, unit(), looked_up(), Spec::OFFSET, {}, rows, lanes, meet};
     for (int i = 0; i < 16; i++) out.levels[i] = (uint8_t)level(i);
     return out;
   }

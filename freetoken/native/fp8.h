@@ -144,7 +144,6 @@ struct Fp8Pairs {
       for (int j = i; j < i1 && j < i + 32; j += 2) {
         fetch(at + (j - i0) * STEP);
         const uint8_t* p = t.codes[2] + ((int64_t)(j / 2) * hidden + h) * 2;
-        FT_PREFETCH(p + SOON_DOWN);
         const Halves both(_mm512_loadu_si512(p));
         const I lo = _mm512_unpacklo_epi16(both.low, both.high), hi = _mm512_unpackhi_epi16(both.low, both.high);
         for (int r = 0; r < R; r++) {
