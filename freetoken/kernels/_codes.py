@@ -17,7 +17,7 @@ together from bits.
 from __future__ import annotations
 
 from freetoken.core.codes import IQ4, LEVELS, NUMBERS, Coded, Matrix, Scale
-from freetoken.kernels._triton import jit, tl
+from freetoken.kernels._triton import constexpr, jit, tl
 
 LANES = 16
 """Neighbours in a row that one number of a step covers at least."""
@@ -29,9 +29,8 @@ def _packed(values: tuple[int, ...]) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-if tl is not None:
-    _TABLE = [tl.constexpr(_packed(IQ4[at : at + 4])) for at in range(0, 16, 4)]
-    IQ4_A, IQ4_B, IQ4_C, IQ4_D = _TABLE
+_TABLE = [constexpr(_packed(IQ4[at : at + 4])) for at in range(0, 16, 4)]
+IQ4_A, IQ4_B, IQ4_C, IQ4_D = _TABLE
 
 
 def meaning(matrix: Matrix, h: int) -> tuple[int, ...]:

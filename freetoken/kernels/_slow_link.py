@@ -7,10 +7,9 @@ given: nothing is compiled. Interpreted kernels have no timer, so they book and 
 
 from __future__ import annotations
 
-from freetoken.kernels._triton import INTERPRETED, gdc, jit, tl
+from freetoken.kernels._triton import INTERPRETED, constexpr, gdc, jit, tl
 
-if tl is not None:
-    INTERPRET = tl.constexpr(INTERPRETED)
+INTERPRET = constexpr(INTERPRETED)
 
 
 @jit

@@ -137,6 +137,12 @@ def _card(index: int) -> Card:
     return Card(facts.major * 10 + facts.minor, facts.multi_processor_count)
 
 
+def constexpr(value: Any) -> Any:
+    """A number of a module that its kernels read. Without Triton it is just the number: it has to be there,
+    since other modules import it."""
+    return tl.constexpr(value) if AVAILABLE else value
+
+
 def power_of_two(n: int) -> int:
     """The least power of two >= n."""
     return 1 << max(0, n - 1).bit_length()

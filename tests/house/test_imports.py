@@ -20,7 +20,9 @@ from house_source import (
 
 HEAVY = ("torch", "transformers")
 POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "readline", "posix_ipc")
-OPTIONAL = ("triton", "pynvml", "llguidance", "textual", "uvloop", "httptools")
+EXTRA = ("triton", "pynvml", "textual", "uvloop", "httptools")
+"""Packages that an installation may be without."""
+OPTIONAL = (*EXTRA, "llguidance")
 
 
 def test_every_room_has_its_place() -> None:
@@ -121,6 +123,24 @@ def test_torch_free_rooms_import_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_module_imports_without_the_optional_packages() -> None:
+    """PyTorch's CPU build brings no Triton: that is a usual machine, not a damaged one."""
+    wanted = [s.module for s in sources() if s.room != "__main__"]
+    code = f"""
+import importlib, sys
+for name in {EXTRA!r}: sys.modules[name] = None
+bad = []
+for name in {wanted!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError as e:
+        bad.append(f"{{name}}: {{e}}")
+print("\\n".join(bad)); sys.exit(bool(bad))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_module_needs_a_posix_module_at_import() -> None:

@@ -8,12 +8,11 @@ Integers are those of `reference`, bit by bit.
 from __future__ import annotations
 
 from freetoken.kernels import _slow_link as slow_link
-from freetoken.kernels._triton import jit, tl
+from freetoken.kernels._triton import constexpr, jit, tl
 from freetoken.kernels.expert_step import _rules as rules
 from freetoken.kernels.expert_step._look_up import _before, lanes_of, rank_of
 
-if tl is not None:
-    SEED_TOKENS, SEED_SHIFT = tl.constexpr(rules.SEED_TOKENS), tl.constexpr(rules.SEED_SHIFT)
+SEED_TOKENS, SEED_SHIFT = constexpr(rules.SEED_TOKENS), constexpr(rules.SEED_SHIFT)
 
 
 @jit(varying=("layer", "T"))

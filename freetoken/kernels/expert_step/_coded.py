@@ -13,11 +13,10 @@ from freetoken.kernels import _codes as codes
 from freetoken.kernels import _pdl as pdl
 from freetoken.kernels import _slow_link as slow_link
 from freetoken.kernels._gate import gate_up
-from freetoken.kernels._triton import INTERPRETED, jit, tl
+from freetoken.kernels._triton import INTERPRETED, constexpr, jit, tl
 from freetoken.kernels.expert_step._tiles import bias_of, find_block, route_of, routes_of, wants
 
-if tl is not None:
-    INTERPRET = tl.constexpr(INTERPRETED)
+INTERPRET = constexpr(INTERPRETED)
 
 
 @jit

@@ -9,15 +9,14 @@ are those of `reference`, bit by bit.
 from __future__ import annotations
 
 from freetoken.kernels import _pdl as pdl
-from freetoken.kernels._triton import INTERPRETED, jit, tl
+from freetoken.kernels._triton import INTERPRETED, constexpr, jit, tl
 from freetoken.kernels.expert_step import _rules as rules
 
-if tl is not None:
-    FAST_AGE, FAST_GAIN = tl.constexpr(rules.FAST_AGE), tl.constexpr(rules.FAST_GAIN)
-    SLOW_AGE, SLOW_GAIN = tl.constexpr(rules.SLOW_AGE), tl.constexpr(rules.SLOW_GAIN)
-    AHEAD, HOLE, FLOOR_SHIFT = (tl.constexpr(v) for v in (rules.AHEAD, rules.HOLE, rules.FLOOR_SHIFT))
-    ONE, INTERPRET = tl.constexpr(rules.ONE), tl.constexpr(INTERPRETED)
-    LAST, GONE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFFFF << 32)
+FAST_AGE, FAST_GAIN = constexpr(rules.FAST_AGE), constexpr(rules.FAST_GAIN)
+SLOW_AGE, SLOW_GAIN = constexpr(rules.SLOW_AGE), constexpr(rules.SLOW_GAIN)
+AHEAD, HOLE, FLOOR_SHIFT = (constexpr(v) for v in (rules.AHEAD, rules.HOLE, rules.FLOOR_SHIFT))
+ONE, INTERPRET = constexpr(rules.ONE), constexpr(INTERPRETED)
+LAST, GONE = constexpr(0x7FFFFFFF), constexpr(0x7FFFFFFF << 32)
 
 
 @jit

@@ -12,11 +12,10 @@ from freetoken.kernels import _pdl as pdl
 from freetoken.kernels import _slow_link as slow_link
 from freetoken.kernels._codes import copy_bytes
 from freetoken.kernels._gate import gate_up
-from freetoken.kernels._triton import INTERPRETED, jit, tl
+from freetoken.kernels._triton import INTERPRETED, constexpr, jit, tl
 
-if tl is not None:
-    INTERPRET = tl.constexpr(INTERPRETED)
-    MOST_POLLS = tl.constexpr(1_000_000)
+INTERPRET = constexpr(INTERPRETED)
+MOST_POLLS = constexpr(1_000_000)
 
 
 @jit

@@ -14,7 +14,7 @@ exact, in any order.
 from __future__ import annotations
 
 from freetoken.kernels import _pdl as pdl
-from freetoken.kernels._triton import jit, tl
+from freetoken.kernels._triton import constexpr, jit, tl
 from freetoken.kernels.sample._numbers import (
     KEPT,
     KIND,
@@ -34,9 +34,8 @@ from freetoken.kernels.sample._numbers import (
     where_of,
 )
 
-if tl is not None:
-    STEPS, LISTED = tl.constexpr(16), tl.constexpr(4096)
-    PASS = tl.constexpr(2048)
+STEPS, LISTED = constexpr(16), constexpr(4096)
+PASS = constexpr(2048)
 
 
 @jit

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from freetoken.kernels._triton import jit, tl
+from freetoken.kernels._triton import constexpr, jit, tl
 from freetoken.kernels.sample._types import ASKED
 
-if tl is not None:
-    MOST_KEPT, NOTHING = tl.constexpr(64), tl.constexpr(-(1 << 31))
-    # Kinds: the largest, one of all, one of up to MOST_KEPT, one of any limited number, an id that is given.
-    LARGEST, ANY, FEW, MANY, FORCED = map(tl.constexpr, range(5))
-    # Words of `asked`; the last four are float64.
-    KIND, ROW, SOURCE, ADJUSTED, ID = map(tl.constexpr, range(5))
-    KEPT, U, TEMPERATURE, TOP_P, MIN_P = map(tl.constexpr, range(5, ASKED))
-    WORDS, UNITS = tl.constexpr(ASKED), tl.constexpr(float(1 << 40))
+MOST_KEPT, NOTHING = constexpr(64), constexpr(-(1 << 31))
+# Kinds: the largest, one of all, one of up to MOST_KEPT, one of any limited number, an id that is given.
+LARGEST, ANY, FEW, MANY, FORCED = map(constexpr, range(5))
+# Words of `asked`; the last four are float64.
+KIND, ROW, SOURCE, ADJUSTED, ID = map(constexpr, range(5))
+KEPT, U, TEMPERATURE, TOP_P, MIN_P = map(constexpr, range(5, ASKED))
+WORDS, UNITS = constexpr(ASKED), constexpr(float(1 << 40))
 
 
 @jit

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from freetoken.kernels._slow_link import await_bytes, book, now
-from freetoken.kernels._triton import Card, Launch, jit, tl
+from freetoken.kernels._triton import Card, Launch, constexpr, jit, tl
 from freetoken.kernels._triton import supports as supports
 
 RANK = 20
-if tl is not None:
-    LATE_NS = tl.constexpr(20_000)
-    """Most that lies between a copy's end and this kernel's start: it is not waited for beside the link."""
+LATE_NS = constexpr(20_000)
+"""Most that lies between a copy's end and this kernel's start: it is not waited for beside the link."""
 
 
 @jit(varying=("num_bytes",))
