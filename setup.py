@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -42,6 +41,9 @@ X86_TIERS = {
     "avx512": AVX512,
     "avx512_bf16": [*AVX512, "-DFT_BF16_DOT", "-mavx512bf16", "-mavx512vnni"],
 }
+ARM_TIERS = {"neon": ["-DFT_NEON"]}
+NO_INT8 = ("avx512", "neon")
+"""Their products of bytes are another tier's (tier.cpp)."""
 AMX = [*X86_TIERS["avx512_bf16"], "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"]
 """Two files more for the last of these; a compiler that doesn't know it leaves them out."""
 # -ffp-contract=off: what is fused is written as such, so every compiler gives the same bits.
@@ -60,24 +62,29 @@ def extra_flags() -> list[str]:
     return os.environ.get("FT_CXXFLAGS", "").split()
 
 
-def knows_amx() -> bool:
-    if platform.machine().lower() not in ("x86_64", "amd64") or sys.platform != "linux":
+def target() -> str:
+    """What the compiler compiles for: x86_64-linux-gnu, aarch64-linux-gnu, arm64-apple-darwin24.1.0."""
+    return subprocess.run([*compiler(), "-dumpmachine"], capture_output=True, text=True).stdout.strip()
+
+
+def knows_amx(machine: str) -> bool:
+    if not machine.startswith("x86_64-") or "linux" not in machine:
         return False
     call = [*compiler(), "-mamx-tile", "-mamx-bf16", "-x", "c++", "-fsyntax-only", os.devnull]
     return subprocess.run(call, capture_output=True).returncode == 0
 
 
-def jobs(amx: bool) -> list[tuple[str, str, list[str]]]:
+def jobs(machine: str, amx: bool) -> list[tuple[str, str, list[str]]]:
     """(tier, file, flags) of every object, those that take longest first, so that all cores end together."""
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    known = [*(["-DFT_HAVE_X86"] if x86 else []), *(["-DFT_HAVE_AMX"] if amx else [])]
+    x86, arm = machine.startswith("x86_64-"), machine.startswith(("aarch64-", "arm64-"))
+    have = {"X86": x86, "AMX": amx, "NEON": arm}
+    known = [f"-DFT_HAVE_{name}" for name, there in have.items() if there]
     out = [("plain", name, known) for name in PLAIN]
     out += [("amx", name, ["-DFT_NS=ft_amx", *AMX]) for name in ("amx", "digits")] if amx else []
-    tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else {})}
+    tiers: dict[str, list[str]] = {"scalar": [], **(X86_TIERS if x86 else ARM_TIERS if arm else {})}
     for tier, flags in tiers.items():
-        names = (
-            ("tier", *INT8) if "-DFT_INT8_ONLY" in flags else TIERED if tier == "avx512" else (*TIERED, *INT8)
-        )
+        names = ("tier",) if "-DFT_INT8_ONLY" in flags else TIERED
+        names += () if tier in NO_INT8 else INT8
         out += [(tier, name, [f"-DFT_TIER={tier}", f"-DFT_NS=ft_{tier}", *flags]) for name in names]
     return sorted(out[::-1], key=lambda job: job[1] != "int8")
 
@@ -111,8 +118,9 @@ class BuildNative(build_ext):
             if os.name == "nt":
                 raise RuntimeError("it is built with GCC or Clang")
             self._compiler = " ".join(compiler()) + self._call("--version")
+            machine = target()
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                objects = list(pool.map(self._compile, jobs(knows_amx())))
+                objects = list(pool.map(self._compile, jobs(machine, knows_amx(machine))))
             library = Path(self.get_ext_fullpath(ext.name))
             library.parent.mkdir(parents=True, exist_ok=True)
             fresh = library.with_suffix(".new")

@@ -21,7 +21,7 @@ import psutil
 from freetoken.core.host_memory import host_memory
 from freetoken.core.units import format_bytes
 
-ISA = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+ISA = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def cpu_features() -> list[str]:
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return []
-    found = re.search(r"^flags\s*:\s*(.+)$", info.read_text("utf-8", "replace"), re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info.read_text("utf-8", "replace"), re.MULTILINE)
     flags = set(found[1].split()) if found else set()
     return [name for name in ISA if name in flags]
 

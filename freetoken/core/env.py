@@ -2,7 +2,7 @@
 
 FREETOKEN_HOME        folder for config.toml, measured profiles and traces (default ~/.freetoken)
 FREETOKEN_<OPTION>    any option, in capitals: FREETOKEN_MOE_BACKEND=hybrid
-FREETOKEN_NATIVE_TIER instruction set: scalar, avx2, avx2_vnni, avx512, avx512_bf16, amx, or off (no library)
+FREETOKEN_NATIVE_TIER scalar, avx2, avx2_vnni, avx512, avx512_bf16, amx, neon, or off (no library)
 PYTORCH_CUDA_ALLOC_CONF, PYTORCH_ALLOC_CONF   how torch takes GPU memory; ours unless set
 OMP_WAIT_POLICY       how torch's threads wait; passive unless set, so that they leave the cores to ours
 NO_COLOR, TERM=dumb   plain terminal output

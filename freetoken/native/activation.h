@@ -28,6 +28,14 @@ FT_INLINE F round_bf16(F v) {
   return _mm256_and_ps(kept, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xFFFF0000)));
 }
 FT_INLINE F round_f16(F v) { return _mm256_cvtph_ps(_mm256_cvtps_ph(v, 8)); }
+#elif defined(FT_NEON)
+FT_INLINE F round_bf16(F v) {
+  const I bits = bits_of(v), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const I up = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7FFF)), odd);
+  const I quiet = vorrq_u32(bits, vdupq_n_u32(0x00400000));
+  return of_bits(vandq_u32(vbslq_u32(vceqq_f32(v, v), up, quiet), vdupq_n_u32(0xFFFF0000)));
+}
+FT_INLINE F round_f16(F v) { return vcvt_f32_f16(vcvt_f16_f32(v)); }
 #else
 FT_INLINE F round_bf16(F v) { return bf16_to_float(float_to_bf16(v)); }
 FT_INLINE F round_f16(F v) { return f16_to_float(float_to_f16(v)); }

@@ -47,7 +47,7 @@ typedef struct ft_layer {
 typedef struct ft_executor ft_executor;
 
 FT_API int ft_api_version(void);
-FT_API const char* ft_tiers(void);   /* tiers that this CPU runs, slowest first, space-separated */
+FT_API const char* ft_tiers(void);   /* tiers that this CPU runs, the default last, space-separated */
 FT_API const char* ft_formats(void); /* weight formats by index, space-separated */
 /* Bytes of a tile as this library reads it; 0 if the shape can't be. */
 FT_API uint64_t ft_tile_bytes(int format, uint32_t tile_width, uint32_t hidden);

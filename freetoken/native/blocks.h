@@ -38,6 +38,8 @@ struct HighNibble {
 
 #if defined(FT_AVX512) || defined(FT_AVX2)
 FT_INLINE float number(Half v) { return _cvtsh_ss(v.bits); }
+#elif defined(FT_NEON)
+FT_INLINE float number(Half v) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(v.bits))), 0); }
 #else
 FT_INLINE float number(Half v) { return f16_to_float(v.bits); }
 #endif
@@ -62,6 +64,8 @@ FT_INLINE F power_of(I e) {
   I none = _mm256_cmpeq_epi32(e, _mm256_setzero_si256());
   return _mm256_blendv_ps(p, set1(5.877471754e-39f), _mm256_castsi256_ps(none));
 }
+#elif defined(FT_NEON)
+FT_INLINE F power_of(I e) { return of_bits(vmaxq_u32(vshlq_n_u32(e, 23), vdupq_n_u32(0x00400000))); }
 #else
 FT_INLINE F power_of(I e) { return number(E8m0{(uint8_t)e}); }
 #endif
@@ -248,7 +252,7 @@ struct Blocks : Spec {
   }
 
  private:
-#if defined(FT_AVX512) || defined(FT_AVX2)
+#if defined(FT_AVX512) || defined(FT_AVX2) || defined(FT_NEON)
   FT_INLINE F all(float v) { return set1(v); }
 #endif
   FT_INLINE F all(F v) { return v; }

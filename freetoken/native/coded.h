@@ -75,6 +75,26 @@ FT_INLINE F byte_e4m3(I v) {
   return mul(_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), set1(256.0f));
 }
 FT_INLINE F to_float(I v) { return _mm256_cvtepi32_ps(v); }
+#elif defined(FT_NEON)
+FT_INLINE I words_of(const uint8_t* p) { return vmovl_u16(vreinterpret_u16_u8(vld1_u8(p))); }
+FT_INLINE I dwords_of(const uint8_t* p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+FT_INLINE I bytes_of(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+FT_INLINE I shift_right(I v, int n) { return vshlq_u32(v, vdupq_n_s32(-n)); }
+FT_INLINE I shift_left(I v, int n) { return vshlq_u32(v, vdupq_n_s32(n)); }
+FT_INLINE I masked(I v, int mask) { return vandq_u32(v, vdupq_n_u32((uint32_t)mask)); }
+FT_INLINE I either(I a, I b) { return vorrq_u32(a, b); }
+FT_INLINE F halves(I v) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(v))); }
+FT_INLINE F nibble_e2m1(I v) {  // bits to half precision, as below, times 2^14
+  return mul(halves(either(shift_left(masked(v, 7), 9), shift_left(masked(v, 8), 12))), set1(16384.0f));
+}
+FT_INLINE F byte_e4m3(I v) {
+  return mul(halves(either(shift_left(masked(v, 0x7F), 7), shift_left(masked(v, 0x80), 8))), set1(256.0f));
+}
+FT_INLINE F to_float(I v) { return vcvtq_f32_u32(v); }
 #else
 typedef uint32_t I;
 FT_INLINE I words_of(const uint8_t* p) { return (I)(p[0] | p[1] << 8); }

@@ -28,7 +28,7 @@ namespace FT_NS {
 
 #if defined(FT_AVX512)
 constexpr int RMAX = 6, CMAX = 2;
-#elif defined(FT_AVX2)
+#elif defined(FT_AVX2) || defined(FT_NEON)
 constexpr int RMAX = 2, CMAX = 2;
 #else
 constexpr int RMAX = 2, CMAX = 1;

@@ -72,6 +72,18 @@ FT_INLINE I with_parity(I seven) {
   p = masked(_mm256_xor_si256(p, _mm256_srli_epi32(p, 1)), 1);
   return either(seven, shift_left(p, 7));
 }
+#elif defined(FT_NEON)
+FT_INLINE I gather(const uint32_t* table, I index) {
+  return I{table[vgetq_lane_u32(index, 0)], table[vgetq_lane_u32(index, 1)], table[vgetq_lane_u32(index, 2)],
+           table[vgetq_lane_u32(index, 3)]};
+}
+FT_INLINE F flipped(F v, I top) { return of_bits(veorq_u32(bits_of(v), vandq_u32(top, vdupq_n_u32(0x80000000)))); }
+FT_INLINE I tops(uint32_t bits) { return vshlq_u32(vdupq_n_u32(bits), int32x4_t{31, 30, 29, 28}); }
+FT_INLINE I shift_left_by(I v, int n) { return shift_left(v, n); }
+FT_INLINE I with_parity(I seven) {
+  const I ones = vreinterpretq_u32_u8(vcntq_u8(vreinterpretq_u8_u32(seven)));
+  return either(seven, shift_left(masked(ones, 1), 7));
+}
 #else
 FT_INLINE I gather(const uint32_t* table, I index) { return table[index]; }
 FT_INLINE F flipped(F v, I top) { return top >> 31 ? -v : v; }

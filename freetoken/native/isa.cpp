@@ -23,6 +23,12 @@ extern const TileFormat* const formats[];  // what it does better than avx2
 FT_DECLARE(ft_avx512)
 FT_DECLARE(ft_avx512_bf16)
 #endif
+#if defined(FT_HAVE_NEON)
+FT_DECLARE(ft_neon)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+#endif
 
 #if defined(FT_HAVE_AMX) && defined(__linux__)
 #include <sys/syscall.h>
@@ -103,6 +109,17 @@ void add_x86(std::vector<const TierKernels*>& out) {
 #else
 bool made_by_amd() { return false; }
 #endif
+
+#if defined(FT_HAVE_NEON)
+bool has_neon() {
+#if defined(__linux__)
+  constexpr unsigned long ASIMD = 1 << 1;
+  return getauxval(AT_HWCAP) & ASIMD;
+#else
+  return true;
+#endif
+}
+#endif
 }  // namespace
 }  // namespace ft
 
@@ -112,7 +129,11 @@ namespace ft {
 
 const std::vector<const TierKernels*>& tiers() {
   static const std::vector<const TierKernels*> found = [] {
-    std::vector<const TierKernels*> out{&ft_scalar::kernels};
+    std::vector<const TierKernels*> out;
+#if defined(FT_HAVE_NEON)
+    if (has_neon()) out.push_back(&ft_neon::kernels);  // computed in an emulator only: nobody gets it unasked
+#endif
+    out.push_back(&ft_scalar::kernels);
 #if defined(FT_HAVE_X86)
     add_x86(out);
 #endif

@@ -7,7 +7,7 @@
 
 namespace ft {
 
-// Slowest first. The last is the default.
+// Slowest first, behind those that no hardware has run. The last is the default.
 const std::vector<const TierKernels*>& tiers();
 std::string tier_names();
 // Null if there is none of that index.

@@ -38,6 +38,9 @@ FT_INLINE void narrow_bf16(F v, uint16_t* to) {
   _mm_storeu_si128((__m128i*)to, _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1)));
 }
 FT_INLINE void narrow_f16(F v, uint16_t* to) { _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph(v, 8)); }
+#elif defined(FT_NEON)
+FT_INLINE void narrow_bf16(F v, uint16_t* to) { vst1_u16(to, vshrn_n_u32(bits_of(round_bf16(v)), 16)); }
+FT_INLINE void narrow_f16(F v, uint16_t* to) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 #else
 FT_INLINE void narrow_bf16(F v, uint16_t* to) { *to = float_to_bf16(v); }
 FT_INLINE void narrow_f16(F v, uint16_t* to) { *to = float_to_f16(v); }
@@ -168,7 +171,7 @@ FT_INLINE void weigh(const T* const* values, const float* scores, int count, int
     }
 }
 
-#if defined(FT_AVX512)
+#if defined(FT_AVX512) || defined(FT_NEON)  // 32 registers
 constexpr int HEADS = 8;
 #else
 constexpr int HEADS = 4;

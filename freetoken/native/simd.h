@@ -6,6 +6,8 @@
 
 #if defined(FT_AVX512) || defined(FT_AVX2)
 #include <immintrin.h>
+#elif defined(FT_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace FT_NS {
@@ -129,6 +131,37 @@ FT_INLINE float sum(F v) {
   b = _mm_add_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
+
+#elif defined(FT_NEON)
+
+constexpr int W = 4;
+typedef float32x4_t F;
+typedef uint32x4_t I;
+FT_INLINE I bits_of(F v) { return vreinterpretq_u32_f32(v); }
+FT_INLINE F of_bits(I v) { return vreinterpretq_f32_u32(v); }
+FT_INLINE F zero() { return vdupq_n_f32(0.0f); }
+FT_INLINE F set1(float v) { return vdupq_n_f32(v); }
+FT_INLINE F load(const float* p) { return vld1q_f32(p); }
+FT_INLINE void store(float* p, F v) { vst1q_f32(p, v); }
+FT_INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+FT_INLINE F add(F a, F b) { return vaddq_f32(a, b); }
+FT_INLINE F sub(F a, F b) { return vsubq_f32(a, b); }
+FT_INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
+FT_INLINE F div(F a, F b) { return vdivq_f32(a, b); }
+FT_INLINE F min(F a, F b) { return vminq_f32(a, b); }  // NaN if either is
+FT_INLINE F max(F a, F b) { return vmaxq_f32(a, b); }
+FT_INLINE F round(F a) { return vrndnq_f32(a); }
+FT_INLINE F pow2(F n) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+}
+FT_INLINE F from_bf16(const uint16_t* p) { return of_bits(vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16)); }
+FT_INLINE F from_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+FT_INLINE F from_i8(const int8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
+FT_INLINE float sum(F v) { return vpadds_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v))); }
 
 #else  // scalar: any machine, and the plainest statement of what the others do
 

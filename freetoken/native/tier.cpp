@@ -88,6 +88,8 @@ extern const TierOps ops;
 #endif
 #if defined(FT_AVX512) && !defined(FT_BF16_DOT)  // no byte products: as avx2, with the same bits
 #define FT_INT8 ft_avx2
+#elif defined(FT_NEON)
+#define FT_INT8 ft_scalar
 #else
 #define FT_INT8 FT_NS
 #endif

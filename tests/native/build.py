@@ -15,10 +15,13 @@ from freetoken.experts.bank import ExpertBank
 from freetoken.experts.native_executor import describe
 from freetoken.experts.record import layout
 from freetoken.native.library import Library, library
+from freetoken.quant._coded import CodedFormat
+from freetoken.quant._fp8 import Fp8
 
 FORMATS: dict[str, WeightFormat] = {
     name: choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")
 }
+CODED = {name: form for name, form in FORMATS.items() if isinstance(form, CodedFormat)}
 EPS32, EPS = 2.0**-24, {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 TINY = 2.0**-120
 """Bfloat16 products treat subnormals as zero."""
@@ -68,6 +71,34 @@ def one(
         made.append(stored(bank, expert))
         added.append((gate.double(), up.double(), down.double()))
     return One(bank, made, added)
+
+
+def hidden_unit(fmt: str) -> int:
+    return CODED[fmt].columns_multiple if fmt in CODED else 8
+
+
+def every_code(fmt: str) -> One:
+    """An expert of all codes there are: subnormal, negative zero, largest. Scales stay as they are."""
+    form = FORMATS[fmt]
+    made = one(fmt, 256, 256, 256, 1)
+    at = made.bank.layouts[0]
+    raw = made.bank.record(0)[: at.code_bytes]
+    draw = torch.Generator().manual_seed(1)
+    if isinstance(form, CodedFormat):
+        for stream in form.streams(256, 256):
+            if stream.part is None or stream.part not in form.parts:  # codes, whatever they look like
+                part = raw[stream.offset : stream.offset + stream.num_bytes]
+                part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8, generator=draw))
+                if isinstance(form, Fp8):
+                    part[part & 0x7F == 0x7F] = 0x7E
+    else:
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[fmt]
+        values = raw.view(kind)
+        tiny = torch.finfo(kind).tiny
+        values[::7] *= tiny * (2 if fmt == "f16" else 1e30)
+        values[::11] = 0.0
+    made.weights[0] = stored(made.bank, 0)
+    return made
 
 
 def stored(bank: ExpertBank, expert: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,6 +182,15 @@ def reference(made: One, x: Tensor, items: Sequence[Item], act=act_silu) -> tupl
             outs += parts
             bounds += errors
     return torch.cat(outs), torch.cat(bounds)
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x w^T + bias in float64, and how far a product of x's type may be from it."""
+    given = torch.zeros(()) if bias is None else bias
+    want = x.double() @ w.double().t() + given.double()
+    size = x.double().abs() @ w.double().abs().t() + given.double().abs()
+    bound = (x.shape[1] + 32) * EPS32 * size + EPS[x.dtype] * want.abs() + TINY
+    return want, bound + 2.0**-25 * (x.dtype == torch.float16)
 
 
 def within(out: Tensor, want: Tensor, bound: Tensor) -> None:

@@ -8,19 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.native.library import library
-from freetoken.quant._coded import CodedFormat
-from freetoken.quant._fp8 import Fp8
 from tests.native.build import (
     EPS,
     FORMATS,
     Item,
     answer,
+    every_code,
+    hidden_unit,
     inputs,
     lib,
     one,
     reference,
     request,
-    stored,
     within,
 )
 
@@ -28,11 +27,6 @@ TIERS = library().tiers if library() else ()
 OWN_TIERS = [tier for tier in TIERS if tier != "avx2_vnni"]
 """It adds byte products to avx2, whose code all else is."""
 DTYPES = tuple(EPS)
-CODED = {name: form for name, form in FORMATS.items() if isinstance(form, CodedFormat)}
-
-
-def hidden_unit(fmt: str) -> int:
-    return CODED[fmt].columns_multiple if fmt in CODED else 8
 
 
 def tiles(fmt: str) -> list[int]:
@@ -85,28 +79,7 @@ def check_an_expert(fmt, tier, dtype, data):
 @pytest.mark.parametrize("tier", OWN_TIERS)
 @pytest.mark.parametrize("fmt", list(FORMATS))
 def test_every_bit_pattern_of_a_code_is_read_right(fmt, tier):
-    """Codes drawn from all of them: subnormal, negative zero, largest. Scales stay as they are."""
-    form = FORMATS[fmt]
-    made = one(fmt, 256, 256, 256, 1)
-    at = made.bank.layouts[0]
-    raw = made.bank.record(0)[: at.code_bytes]
-    draw = torch.Generator().manual_seed(1)
-    if fmt in CODED:
-        for stream in form.streams(256, 256):
-            if stream.part is None or stream.part not in form.parts:  # codes, whatever they look like
-                part = raw[stream.offset : stream.offset + stream.num_bytes]
-                part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8, generator=draw))
-                if isinstance(form, Fp8):
-                    part[part & 0x7F == 0x7F] = 0x7E
-    else:
-        bits = raw.view(torch.int16)
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[fmt]
-        values = raw.view(kind)
-        tiny = torch.finfo(kind).tiny
-        values[::7] *= tiny * (2 if fmt == "f16" else 1e30)
-        values[::11] = 0.0
-        assert bits is not None
-    made.weights[0] = stored(made.bank, 0)
+    made = every_code(fmt)
     x = inputs(5, 256, torch.bfloat16)
     items = [Item(0, [0, 1, 2, 3, 4])]
     want, bound = reference(made, x, items)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from freetoken.kernels.linear import linear, native, reference
 from freetoken.native.library import library
-from tests.native.build import EPS, EPS32, TINY, lib
+from tests.native.build import lib, product, within
 
 CODES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
@@ -30,10 +30,7 @@ def test_a_product_is_within_its_bound_of_float64(tier, dtype, rows, n, k, biase
     given = 0 if bias is None else bias.data_ptr()
     at = (x.data_ptr(), 0, 0.0, w.data_ptr(), given, 0, y.data_ptr(), rows, n, k)
     assert lib()._lib.ft_linear(tiers.index(tier), code, *at) == 0
-    want = x.double() @ w.double().t() + (0 if bias is None else bias.double())
-    size = x.double().abs() @ w.double().abs().t() + (0 if bias is None else bias.double().abs())
-    bound = (k + 32) * EPS32 * size + EPS[dtype] * want.abs() + TINY + 2.0**-25 * (dtype == torch.float16)
-    assert bool(((y.double() - want).abs() <= bound).all())
+    within(y, *product(x, w, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
