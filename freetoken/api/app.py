@@ -73,6 +73,7 @@ class _Api:
         self.store = ResponseStore()
         self.receipts = Receipts(llm.stats)
         self.keys = read_keys(options)
+        self.resizing = asyncio.Lock()
 
     def build(self) -> ASGIApp:
         posts: dict[str, Handler] = {
@@ -266,7 +267,8 @@ class _Api:
     async def resize(self, request: Request) -> Response:
         models.check_ready(self.llm)
         size = memory.parse(await read_body(request))
-        done = await asyncio.get_running_loop().run_in_executor(None, memory.resize, self.llm, size)
+        async with self.resizing:  # each may wait long, in a thread that requests need
+            done = await asyncio.get_running_loop().run_in_executor(None, memory.resize, self.llm, size)
         return JSONResponse(done)
 
     async def stats(self, request: Request) -> Response:

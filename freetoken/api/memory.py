@@ -16,8 +16,11 @@ from freetoken.core.errors import CapacityError, ConfigError, RequestError
 from freetoken.core.units import parse_bytes
 
 
-class ResizeRequest(msgspec.Struct):
-    """memory: the device memory to use from now on, in bytes or like "8GiB"."""
+class ResizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """memory: the device memory to use from now on, in bytes or like "8GiB".
+
+    No client of another protocol writes this body, so a field that is not known is a mistake.
+    """
 
     memory: int | str
 

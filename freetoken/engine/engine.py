@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Engine:
         self._job_works: tuple[Work, ...] = ()
         self._grown = False
         self._due: tuple[Work, ...] | None = None
-        self._pending_resize: _Resize | None = None
+        self._resizes: deque[_Resize] = deque()
         self._collected_s = 0.0
         self._failed_steps = 0
         self._arrivals = 0
@@ -180,7 +181,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         s = self.scheduler
-        return not (s.running or s.waiting or self._flight or self._job or self._pending_resize)
+        return not (s.running or s.waiting or self._flight or self._job or self._resizes)
 
     def _loop(self) -> None:
         self.device.enter()
@@ -191,6 +192,8 @@ class Engine:
             self._hand_out()
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self._outputs.append(Output(request.id, finish=FinishReason.ABORT))
+        for message in self._resizes:
+            message.result.set_exception(BusyError("The engine stops.", code="draining"))
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -213,7 +216,7 @@ class Engine:
             elif isinstance(message, Abort):
                 self._abort(message.request_id)
             else:
-                self._pending_resize = message
+                self._resizes.append(message)
 
     def _accept(self, submit: Submit) -> None:
         request = Request(submit, number=self._arrivals, arrived_s=self.device.clock.now())
@@ -257,7 +260,7 @@ class Engine:
 
     def _step(self) -> None:
         started = self.device.clock.now()
-        if self._pending_resize is not None and self._job is None:
+        if self._resizes and self._job is None:
             self._resize_now()
         if self._grown and self._job is None:
             self._hold_memory()
@@ -417,15 +420,17 @@ class Engine:
     # --- trouble ---
 
     def _resize_now(self) -> None:
-        message, self._pending_resize = self._pending_resize, None
-        assert message is not None
-        self._collect()
+        """One a step, in the order they were asked for: whoever asked waits for an outcome."""
+        message = self._resizes.popleft()
         try:
+            self._collect()
             self.memory.resize_budget(self.scheduler, message.total_bytes)
             self.stats.resizes += 1
             message.result.set_result(None)
-        except FreeTokenError as e:
+        except Exception as e:
             message.result.set_exception(e)
+            if not isinstance(e, FreeTokenError):
+                raise
 
     def _hold_memory(self) -> None:
         """Behind a long prompt, which may have taken more than was planned."""

@@ -153,6 +153,8 @@ class ScriptedLLM:
         self.submit_delay_s = 0.0
         self.resized: list[int] = []
         self.resize_error: Exception | None = None
+        self.may_resize = threading.Event()
+        self.may_resize.set()
         self._lock = threading.Lock()
 
     def status(self) -> Status:
@@ -164,6 +166,7 @@ class ScriptedLLM:
     def resize_memory(self, total_bytes: int) -> None:
         if self.resize_error is not None:
             raise self.resize_error
+        self.may_resize.wait(60)
         self.resized.append(total_bytes)
 
     def submit_chat(

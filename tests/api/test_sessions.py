@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -123,3 +124,21 @@ def test_a_resize_says_what_came_of_it_and_a_wish_that_does_not_fit_is_the_calle
     served.llm.resize_error = CapacityError("Too small.", code="pool_in_use")
     reply = served.post("/v1/cache/resize", memory="1MiB")
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "pool_in_use")
+
+
+def test_resizes_that_wait_for_the_engine_keep_nobody_from_asking(serve):
+    served = serve()
+    served.llm.may_resize.clear()
+    with ThreadPoolExecutor(40) as many:
+        waiting = [many.submit(served.post, "/v1/cache/resize", memory=1 << 20) for _ in range(40)]
+        time.sleep(0.2)
+        try:
+            assert served.chat().status_code == 200
+        finally:
+            served.llm.may_resize.set()
+        assert [one.result().status_code for one in waiting] == [200] * 40
+
+
+def test_a_resize_takes_no_field_that_it_does_not_know(serve):
+    reply = serve().post("/v1/cache/resize", memory=1 << 20, slots=4)
+    assert reply.status_code == 400 and "slots" in reply.json()["error"]["message"]

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from freetoken.core.errors import CapacityError
+from freetoken.core.errors import BusyError, CapacityError
 from freetoken.core.units import MIB
 from freetoken.experts.slots import MIN_SLOTS
 
@@ -143,6 +143,36 @@ def test_resizing_at_random_steps_changes_no_bit(backend, seed):
     assert served.trace("a") == oracle()
     assert resized and all(f.done() and f.exception() is None for f in resized[:-1])
     assert served.engine.stats.resizes >= 1
+
+
+def test_every_resize_that_waits_for_the_same_step_gets_its_own_outcome():
+    served = sim(moe_backend="offload")
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    served.step(3)
+    asked = [served.engine.resize(mib * MIB) for mib in (60, 20, 90)]
+    served.run()
+    assert [type(f.exception(0)) for f in asked] == [type(None), CapacityError, type(None)]
+    assert served.engine.memory.budget_bytes == 90 * MIB and served.trace("a") == oracle()
+    served.close()
+
+
+def test_closing_tells_whoever_still_waits_for_a_resize():
+    built = sim(moe_backend="offload").built
+    built.engine.start(lambda outputs: None)
+    asked = [built.engine.resize(mib * MIB) for mib in [60, 90] * 20]
+    built.close()
+    assert {type(f.exception(1)) for f in asked} <= {type(None), BusyError}
+
+
+def test_a_resize_that_breaks_tells_who_asked_and_serving_goes_on():
+    served = sim(moe_backend="offload")
+    asked = served.engine.resize("much")  # no check before the engine's thread knows this fault
+    served.step()
+    assert isinstance(asked.exception(0), TypeError)
+    served.submit("a", text_ids(served.built, 1, PROMPT), 16)
+    served.run()
+    assert served.trace("a") == oracle()
+    served.close()
 
 
 def test_a_budget_that_cannot_hold_what_runs_is_refused_and_serving_goes_on():
