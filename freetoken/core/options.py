@@ -218,11 +218,14 @@ def choices_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(choices.names(known)) if isinstance(known, str) else tuple(known)
 
 
-def check_choices(options: Options) -> None:
-    """ConfigError for a name that no choice has, in options that didn't come through `parse_value`."""
+def check(options: Options) -> None:
+    """ConfigError for a value that no flag takes, in options that didn't come through `parse_value`.
+
+    None, and what is the default, say nothing.
+    """
     for f in fields(Options):
         value = getattr(options, f.name)
-        if value is not None and choices_of(f.metadata):
+        if value is not None and value != f.default:
             parse_value(f.name, value, "options")
 
 

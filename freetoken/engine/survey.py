@@ -23,7 +23,7 @@ from freetoken.core.interfaces import (
 )
 from freetoken.core.log import logger
 from freetoken.core.model_config import ModelConfig
-from freetoken.core.options import Options, check_choices
+from freetoken.core.options import Options, check
 from freetoken.core.stopwatch import Stopwatch
 from freetoken.engine.banks import make_bank, record_formats
 from freetoken.engine.budget import Sizes
@@ -75,7 +75,7 @@ def survey(
     watch: Stopwatch | None = None,
 ) -> Parts:
     """Read config and headers; ConfigError or WeightsError for what can't be served."""
-    check_choices(options)
+    check(options)
     watch = watch or Stopwatch()
     with watch.part("checks"):
         family = find_family(checkpoint.model_type)

@@ -9,7 +9,7 @@ import pytest
 
 from freetoken.core import log
 from freetoken.core.errors import ConfigError
-from freetoken.core.options import Options, check_choices, parse_value
+from freetoken.core.options import Options, check, parse_value
 
 NUMBERS = [f.name for f in fields(Options) if f.metadata["kind"] in (int, float, "bytes", "rate")]
 
@@ -86,8 +86,28 @@ def test_names_of_an_axis_are_checked_like_any_choice(name: str, value: str, nea
     assert e.code == "invalid_option" and near in e.message and near in e.hint
     assert parse_value(name, near, "flag") == near
     with pytest.raises(ConfigError, match=name):
-        check_choices(Options(**{name: value}))
+        check(Options(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_cpu_threads", -1),
+        ("moe_cpu_threads", 0),
+        ("moe_cpu_threads", 9999),
+        ("moe_prefetch", 1000),
+        ("gpu_memory", 0),
+        ("sim_link_bw", float("nan")),
+        ("moe_cache_rate", 1.5),
+        ("max_running_requests", 2.5),
+        ("model", ""),
+    ],
+)
+def test_values_given_from_python_have_the_bounds_of_flags(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name) as e:
+        check(Options(**{name: value}))  # type: ignore[arg-type]
+    assert e.value.code == "invalid_option" and e.value.hint
 
 
 def test_options_that_say_nothing_pass_the_check() -> None:
-    check_choices(Options())
+    check(Options())
