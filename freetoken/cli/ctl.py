@@ -63,7 +63,9 @@ def _requests(args: argparse.Namespace, admin: Admin, out: Terminal) -> int:
         receipt = admin.get(f"/v1/requests/{args.id}")
         _print_json(receipt, out) if args.json else _print_receipt(receipt, out)
         return 0
-    listed = admin.get(f"/v1/requests?limit={max(args.limit, 0)}")
+    if args.limit < 1:
+        raise ConfigError("--limit is at least 1.", code="invalid_option")
+    listed = admin.get(f"/v1/requests?limit={args.limit}")
     if args.json:
         _print_json(listed, out)
         return 0
@@ -118,9 +120,8 @@ def _number(group: str, value: Any) -> str:
 
 
 def _cache(args: argparse.Namespace, admin: Admin, out: Terminal) -> int:
-    report = (
-        admin.post("/v1/cache/resize", {"memory": args.memory}) if args.memory else admin.get("/v1/cache")
-    )
+    wished = args.memory is not None
+    report = admin.post("/v1/cache/resize", {"memory": args.memory}) if wished else admin.get("/v1/cache")
     if args.json:
         _print_json(report, out)
         return 0

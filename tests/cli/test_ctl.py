@@ -120,6 +120,10 @@ def test_a_wish_that_does_not_fit_and_a_server_that_is_not_there_are_told(
     port = str(urlsplit(place).port)
     assert main.main(["ctl", "cache", "--memory", "1MiB", "--port", port]) == 1
     assert "does_not_fit" in capsys.readouterr().err
+    assert main.main(["ctl", "cache", "--memory", "", "--port", port]) == 1, "no wish at all is another thing"
+    assert "out_of_range" in capsys.readouterr().err
+    assert main.main(["ctl", "requests", "--limit", "0", "--port", port]) == 2
+    assert "--limit" in capsys.readouterr().err
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         assert main.main(["ctl", "requests", "--port", str(free.getsockname()[1])]) == 2
