@@ -6,6 +6,8 @@ than any cache: four times the last level and at least `least` bytes.
 
 from __future__ import annotations
 
+import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,8 @@ from freetoken.native.library import Library, library
 
 GIB = 1 << 30
 CACHED_BYTES = 256 << 10
+MOST_THREADS = 1024
+MOST_GIB = float(1 << 20)
 Clock = Callable[[], float]
 
 
@@ -36,6 +40,16 @@ def require_library() -> Library:
             "The native library is not here.", hint="Install a C++ compiler, then FreeToken again."
         )
     return lib
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """What both native benches take: --threads, --size, --seconds."""
+    if not all(1 <= count <= MOST_THREADS for count in args.threads or ()):
+        raise ConfigError(f"--threads takes 1 to {MOST_THREADS}.", code="invalid_option")
+    if not 0 <= args.size <= MOST_GIB:
+        raise ConfigError("--size is a number of GiB, at least 0.", code="invalid_option")
+    if not 0 < args.seconds < math.inf:
+        raise ConfigError("--seconds is a number above 0.", code="invalid_option")
 
 
 def last_level_cache() -> int:
@@ -126,11 +140,12 @@ class Caller:
 
 
 def window(call: Callable[[], None], seconds: float, clock: Clock = time.perf_counter) -> float:
-    """Seconds of one call, by calling for a while."""
-    count, began = 0, clock()
-    while (spent := clock() - began) < seconds:
+    """Seconds of one call, by calling for a while, at least once."""
+    count, began, spent = 0, clock(), 0.0
+    while not count or spent < seconds:
         call()
         count += 1
+        spent = clock() - began
     return spent / count
 
 

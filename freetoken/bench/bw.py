@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     lib = _native.require_library()
+    _native.check_arguments(args)
     most = default_threads()
     counts = args.threads or sorted({min(1 << n, most) for n in range(most.bit_length() + 1)})
     report = Report("bw", args)

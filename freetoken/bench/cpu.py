@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from freetoken.bench import _native
 from freetoken.bench._report import Report, add_report_arguments
 from freetoken.core import choices
-from freetoken.core.errors import ConfigError
+from freetoken.core.errors import ConfigError, nearest
 from freetoken.core.options import CPU_ACTIVATIONS
 from freetoken.native.topology import default_threads
 
@@ -53,17 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     lib = _native.require_library()
-    if args.cpu_time and args.threads != [1]:
-        raise ConfigError("--cpu-time counts one thread.", hint="Add --threads 1.")
     clock = time.thread_time if args.cpu_time else time.perf_counter
     known = choices.names("freetoken.quant")
-    for name in args.format or ():
-        if name not in known:
-            raise ConfigError(f"There is no weight format {name!r}.", hint=f"There are: {', '.join(known)}.")
+    _check(args, known, lib.tiers)
     tiers = args.tier or [lib.tier]
-    for tier in tiers:
-        if tier not in lib.tiers:
-            raise ConfigError(f"This CPU has no tier {tier!r}.", hint=f"There are: {', '.join(lib.tiers)}.")
     threads = args.threads or sorted({1, default_threads()})
     report = Report("cpu", args)
     rows: list[dict[str, Any]] = []
@@ -89,6 +83,20 @@ def run(args: argparse.Namespace) -> int:
     if wrong:
         report.line(f"FAILED: {len(wrong)} shares above {MOST_SHARE}: reading was slowed by something else.")
     return 1 if wrong else 0
+
+
+def _check(args: argparse.Namespace, formats: Sequence[str], tiers: Sequence[str]) -> None:
+    _native.check_arguments(args)
+    if min(args.hidden, args.width, *args.rows) < 1:
+        raise ConfigError("--hidden, --width and --rows are at least 1.", code="invalid_option")
+    if args.cpu_time and args.threads != [1]:
+        raise ConfigError("--cpu-time counts one thread.", code="invalid_option", hint="Add --threads 1.")
+    named = (("weight format", args.format, formats), ("tier", args.tier, tiers))
+    for what, wanted, known in named:
+        for name in wanted or ():
+            if name not in known:
+                hint = nearest(name, known) or f"There are: {', '.join(known)}."
+                raise ConfigError(f"There is no {what} {name!r} here.", code="unknown_choice", hint=hint)
 
 
 def measure(

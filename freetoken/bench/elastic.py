@@ -55,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.moves < 1 or args.streams < 1 or (args.resizes is not None and args.resizes < 1):
         raise ConfigError("--moves, --resizes and --streams are at least 1.", code="invalid_option")
+    if args.move == 0:
+        raise ConfigError("--move is above 0: nothing would move.", code="invalid_option")
     _choose_device(args)
     report, prompts = Report("elastic", args), Prompts(args.model)
     size = args.move or (SMALL_MOVE if is_small(args) else MOVE)
@@ -63,6 +65,13 @@ def run(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for one in setups(args):
         with opened([one], PROMPT + tokens + 8, args.streams, prefix_cache=False) as members:
+            full = members[0].engine.built.engine.memory.budget_bytes
+            if size >= full:
+                raise ConfigError(
+                    f"--move {format_bytes(size)} is all of the {format_bytes(full)} that there are.",
+                    code="invalid_option",
+                    hint="Move less, or raise --gpu-memory.",
+                )
             prompts.learn(members[0].engine)
             texts = [prompts.take(PROMPT) for _ in range(args.streams)]
             report.progress(f"{count} moves of {'up to ' * bool(args.resizes)}{format_bytes(size)}")

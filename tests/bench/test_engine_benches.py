@@ -220,6 +220,23 @@ def test_answers_are_right_through_any_number_of_random_sizes(model, capsys):
     assert len(row["pause_ms"]) == len(row["move_ms"]) == 3 and row["pause_ms"] == sorted(row["pause_ms"])
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--move", 0), "--move"),
+        (("--move", "1TiB"), "--move"),
+        (("--threads", -1), "moe_cpu_threads"),
+        (("--threads", 0), "moe_cpu_threads"),
+        (("--prefetch", -1), "moe_prefetch"),
+        (("--gpu-memory", 0), "gpu_memory"),
+    ],
+)
+def test_what_no_engine_could_do_is_refused(model, words, named):
+    with pytest.raises(ConfigError, match=named) as e:
+        run_bench(elastic, "--model", model, "--device", "sim", "--backend", "hybrid", "--moves", 1, *words)
+    assert e.value.code == "invalid_option"
+
+
 def test_a_bench_may_play_a_slower_link(model, capsys):
     words = ("--device", "sim", "--backend", "offload", "--share", 0.5, "--tokens", 8, "--lead", 4)
     rows = {}

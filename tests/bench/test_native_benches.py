@@ -56,6 +56,28 @@ def test_wrong_words_are_refused(capsys):
     assert cli.main(["bench", "cpu", "--cpu-time", "--threads", "1", "2"]) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"cpu --threads={n}" for n in ("0", "-1", "100000")),
+        *(f"cpu --seconds={s}" for s in ("0", "-1", "nan", "inf")),
+        *(f"cpu --size={s}" for s in ("-1", "nan", "inf")),
+        *(f"cpu --{name}=0" for name in ("rows", "hidden", "width")),
+        "bw --threads 0",
+        "bw --seconds nan",
+        "bw --size inf",
+    ],
+)
+def test_numbers_that_nothing_can_be_measured_with_are_refused(words, capsys):
+    assert cli.main(["bench", *words.split(), "--json"]) == 2
+    error = capsys.readouterr().err
+    assert "invalid_option" in error and words.split()[1].split("=")[0] in error
+
+
+def test_a_window_shorter_than_a_call_holds_one():
+    assert _native.window(lambda: None, 1e-12) > 0
+
+
 def test_time_of_the_cpu_counts_where_others_use_the_machine(capsys):
     words = "bench cpu --format bf16 --threads 1 --size 0.01 --seconds 0.02 --cpu-time --json"
     assert cli.main(words.split()) in (0, 1)
