@@ -11,10 +11,12 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,7 +24,8 @@ from freetoken.core.units import align_up
 from freetoken.experts.abi import IoBlock
 from freetoken.experts.native_executor import describe
 from freetoken.native import ops
-from tests.native.build import One
+from freetoken.native.program import Tape
+from tests.native.build import One, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +75,7 @@ def experts(made: One, io: IoBlock, *, int8: bool = False, **layer: float) -> Re
 def call(job: ctypes.Structure, *tensors: Tensor) -> Request:
     """A job of native/ops.py, whose addresses lie in contiguous tensors; its answer is all of these."""
     starts, end = [], 0
+    assert all(tensor.is_contiguous() for tensor in tensors)
     for tensor in tensors:
         starts.append(end)
         end = align_up(end + tensor.nbytes, 64)
@@ -91,19 +95,33 @@ def call(job: ctypes.Structure, *tensors: Tensor) -> Request:
     return Request(asked, [(t.dtype, t.shape, s) for t, s in zip(tensors, starts, strict=True)], end)
 
 
+def recorded(run: Callable[[], Any]) -> tuple[ctypes.Structure, Any]:
+    """The one job that `run` hands to this machine's library, and what it returns."""
+    tape = Tape()
+    with lib().recording(tape):
+        returned = run()
+    ((_, job, _),) = tape.jobs
+    return job, returned
+
+
+def aarch64(folder: Path, name: str) -> Elsewhere:
+    """A program for aarch64; skips the test where this machine can't compile or run one."""
+    compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
+    if not shutil.which(compiler) or not shutil.which(emulator):
+        pytest.skip(f"needs {compiler} and {emulator}")
+    return Elsewhere(program(folder, name, compiler), [emulator, "-L", "/usr/aarch64-linux-gnu"])
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     program: Path
     emulator: Sequence[str]
 
-    def tiers(self) -> list[str]:
-        return self._run().split()
-
     def answers(self, tier: str, requests: Sequence[Request]) -> list[list[Tensor]]:
         """Every request's tensors, answered by one and by three threads, which must agree."""
         asked, said = self.program.with_suffix(".asked"), self.program.with_suffix(".said")
         asked.write_bytes(b"".join(r.asked for r in requests))
-        self._run(tier, str(asked), str(said))
+        self.run(tier, str(asked), str(said))
         data, out, at = bytearray(said.read_bytes()), [], 0
         for one in requests:
             out.append([])
@@ -113,7 +131,7 @@ class Elsewhere:
             at += one.num_bytes
         return out
 
-    def _run(self, *arguments: str) -> str:
+    def run(self, *arguments: str) -> str:
         command = [*self.emulator, str(self.program), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
