@@ -127,9 +127,11 @@ struct Int8Q8_0 {
     for (int c = 0; c < 8; c++) each(c, flip(four(i, c, h), TOPS));
   }
   // Four columns; TURNED vectors hold 16 lanes of them in each 128 bits, four of which go to each sum.
-  template <int N>
-  FT_INLINE_MEMBER void span(int i, int pass, int h, const Row8& mid, I (&sum)[N]) const {
-    const I m = same(mid.dword(i / 4 + pass));
+  template <int R, int N>
+  FT_INLINE_MEMBER void span(int i, int pass, int h, const Row8 (&mid)[R], I (&sum)[R][N]) const {
+    auto add = [&](int v, I codes) FT_LAMBDA {
+      for (int r = 0; r < R; r++) sum[r][v] = dot4<true>(sum[r][v], codes, same(mid[r].dword(i / 4 + pass)));
+    };
 #if defined(FT_AVX512) || defined(FT_AVX2)
     if constexpr (N == TURNED) {
       const uint8_t* p = run(i, pass, h);
@@ -137,14 +139,14 @@ struct Int8Q8_0 {
       const I a = flip(dwords_of(p), TOPS), b = flip(dwords_of(p + apart), TOPS);
       const I c = flip(dwords_of(p + 2 * apart), TOPS), d = flip(dwords_of(p + 3 * apart), TOPS);
       const I low = unpacked8<0>(a, b), high = unpacked8<1>(a, b), low2 = unpacked8<0>(c, d), high2 = unpacked8<1>(c, d);
-      sum[0] = dot4<true>(sum[0], unpacked16<0>(low, low2), m);
-      sum[1] = dot4<true>(sum[1], unpacked16<1>(low, low2), m);
-      sum[2] = dot4<true>(sum[2], unpacked16<0>(high, high2), m);
-      sum[3] = dot4<true>(sum[3], unpacked16<1>(high, high2), m);
+      add(0, unpacked16<0>(low, low2));
+      add(1, unpacked16<1>(low, low2));
+      add(2, unpacked16<0>(high, high2));
+      add(3, unpacked16<1>(high, high2));
       return;
     }
 #endif
-    for (int v = 0; v < N; v++) sum[v] = dot4<true>(sum[v], flip(four(i, pass, h + v * W), TOPS), m);
+    for (int v = 0; v < N; v++) add(v, flip(four(i, pass, h + v * W), TOPS));
   }
   template <int N>
   FT_INLINE void settle([[maybe_unused]] I (&sum)[N]) {

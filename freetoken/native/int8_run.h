@@ -8,22 +8,28 @@
 //   near(m, i)                               prefetches the scales of row i of matrix m
 //   place_row(q, row, block), place_middle   where 32 bytes of x go
 //   WIDTH, PASSES                            lanes of down that it likes at once; walks along H that a span takes
-//   span<N>(i, pass, h, mid, sum)            adds a pass of span i to N vectors at h, in an order of its own, which
-//   settle<N>(sum)                           undoes after the last
+//   span<R, N>(i, pass, h, mid, sum)         adds a pass of span i to N vectors at h for R rows, in an order of its own,
+//   settle<N>(sum)                           which this undoes after the last
 //   ahead(i, pass, h)                        prefetches what that walk needs later
 //   columns(i, h, each)                      each(dword of the middle, W lanes at h of its four codes) of span i
 //   down_step(i, h), down_offset(i, h)       W lanes
 //
-// One row of x walks rows of weights as they lie, gate's and then up's, and down along H: what memory gives depends on
-// that, and on prefetches into L2 that come just before the CPU's own would. From PANEL rows on, 16 rows of weights become a panel first, in
+// One or two rows of x walk rows of weights as they lie, gate's and then up's, and down along H: what memory gives depends
+// on that, and on prefetches into L2 that come just before the CPU's own would. From PANEL rows on, 16 rows of weights become a panel first, in
 // which a vector holds four elements of each, so that sums stay in lanes. Both give the same bits.
 #pragma once
 #include "int8_panel.h"
 
 namespace FT_NS {
 
-constexpr int PANEL = 3;  // rows of x that a panel pays for
-constexpr int AT_ONCE = 32;  // rows of weights that rows of x take in turns
+constexpr int PANEL = 6;  // rows of x that a panel pays for
+constexpr int AT_ONCE = 32;  // rows of weights that a call takes
+constexpr int PAIR = W > 1 ? 2 : 1;  // rows of x that share what is decoded
+// CALL(R) for groups of rows.
+#define FT_PAIRS(rows, CALL)                  \
+  for (int r = 0; r < (rows);)                \
+    if (PAIR == 2 && (rows) - r >= 2) { CALL(PAIR); r += PAIR; } \
+    else { CALL(1); r += 1; }
 
 // How a walk prefetches: into L2 just before the CPU would itself, which leaves it to its own prefetching but takes it
 // across pages, is best while memory is what a format waits for; where decoding takes as long, into L1 and farther.
@@ -38,44 +44,69 @@ FT_INLINE void prefetch_walk(const uint8_t* p, int64_t num_bytes) {
 
 // --- a few rows -------------------------------------------------------------------------------------
 
-// Elements [k, k + 256) of row i of weights, of which n are left: their spans' sums go to eight chains.
-template <class Format>
-FT_INLINE void int8_block(const Format& f, int m, int64_t i, int64_t k, int64_t n, const Row8& x, E8& chain, E8& extra) {
+template <int R>
+struct Rows8 {
+  Row8 of[R];
+};
+template <int R>
+FT_INLINE Rows8<R> x8_rows(const uint8_t* at, int64_t stride, int64_t padded, int span) {
+  Rows8<R> out;
+  for (int r = 0; r < R; r++) out.of[r] = x8_row(at + r * stride, padded, span);
+  return out;
+}
+
+// Elements [k, k + 256) of row i of weights, of which n are left: their spans' sums go to eight chains for each row of x.
+template <class Format, int R>
+FT_INLINE void int8_block(const Format& f, int m, int64_t i, int64_t k, int64_t n, const Rows8<R>& x, E8 (&chain)[R], E8 (&extra)[R]) {
   constexpr int SPAN = Format::SPAN;
   Bytes v[4];
   f.bytes(m, (int)i, k, n, v);
-  const auto sums = block_sums<SPAN, Format::D, Format::WIDE>(v, x.q + k);
+  Totals<SPAN, Format::D> sums[R];
+  for (int r = 0; r < R; r++) sums[r] = block_sums<SPAN, Format::D, Format::WIDE>(v, x.of[r].q + k);
   for (int part = 0; part < 32 / SPAN; part++) {
     const int64_t s = k / SPAN + 8 * part;
     const EightAt<SPAN> at{m, (int)i, k + 8 * SPAN * part, n - 8 * SPAN * part};
-    T8 sum = sums.of[part];
-    if (Format::LEAST) sum -= load8(x.less + s);
-    chain = fused(floats(sum), E8(f.steps(at)) * load8(x.d + s), chain);
-    if constexpr (Format::OFFSET) extra = fused(E8(f.offsets(at)), load8(x.sums + s), extra);
+    const E8 steps = f.steps(at);
+    for (int r = 0; r < R; r++) {
+      T8 sum = sums[r].of[part];
+      if (Format::LEAST) sum -= load8(x.of[r].less + s);
+      chain[r] = fused(floats(sum), steps * load8(x.of[r].d + s), chain[r]);
+    }
+    if constexpr (Format::OFFSET) {
+      const E8 offsets = f.offsets(at);
+      for (int r = 0; r < R; r++) extra[r] = fused(offsets, load8(x.of[r].sums + s), extra[r]);
+    }
   }
 }
 // The last elements of a row, fewer than 256.
 template <class Format>
-static FT_APART void int8_rest(const Format& f, int m, int64_t i, int64_t k, int64_t n, const Row8& x, E8& chain, E8& extra) {
-  int8_block(f, m, i, k, n, x, chain, extra);
+static FT_APART void int8_rest(const Format& f, int m, int64_t i, int64_t k, int64_t n, const Row8& x, E8 (&sums)[2]) {
+  E8 chain[1] = {sums[0]}, extra[1] = {sums[1]};
+  int8_block<Format, 1>(f, m, i, k, n, {{x}}, chain, extra);
+  sums[0] = chain[0], sums[1] = extra[0];
 }
 
-// Rows [i, end) of matrix m times one row of x.
-template <class Format>
-static FT_APART void int8_dots(const Format& f, int m, int64_t i, int64_t end, int64_t width, const Row8& at, float* out) {
+// Rows [i, end) of matrix m times R rows of x: out[r * stride], then the next.
+template <class Format, int R>
+static FT_APART void int8_dots(const Format& f, int m, int64_t i, int64_t end, int64_t width, const Rows8<R>& at, float* out,
+                               int64_t stride) {
   constexpr int LINE = Format::LINE;
-  const Row8 x = at;
+  const Rows8<R> x = at;
   const int64_t whole = width / 256 * 256;
-  for (; i < end; i++) {
-    E8 chain{}, extra{};
+  for (; i < end; i++, out++) {
+    E8 chain[R] = {}, extra[R] = {};
     const uint8_t* codes = f.codes(m, (int)i);
     f.near(m, (int)i + SCALES_AHEAD);
     for (int64_t k = 0; k < whole; k += 256, codes += LINE) {
       prefetch_walk<Format::FAR>(codes, LINE);
       int8_block(f, m, i, k, 256, x, chain, extra);
     }
-    if (whole < width) int8_rest(f, m, i, whole, width - whole, x, chain, extra);
-    *out++ = tree(Format::OFFSET ? chain + extra : chain);
+    for (int r = 0; r < R && whole < width; r++) {
+      E8 sums[2] = {chain[r], extra[r]};
+      int8_rest(f, m, i, whole, width - whole, x.of[r], sums);
+      chain[r] = sums[0], extra[r] = sums[1];
+    }
+    for (int r = 0; r < R; r++) out[r * stride] = tree(Format::OFFSET ? chain[r] + extra[r] : chain[r]);
   }
 }
 
@@ -159,49 +190,56 @@ static void int8_gate_up(const Format& f, int w, int64_t h, int num_rows, const 
       for (int n = i; n < SCALES_AHEAD; n++) f.near(0, n);
     for (int at = i; at < w; at += AT_ONCE) {
       const int end = at + AT_ONCE < w ? at + AT_ONCE : w;
-      for (int r = 0; r < num_rows; r++)
-        int8_dots(f, m, at, end, h, x8_row(x + r * xs, padded, Format::SPAN), (m ? u : g) + r * gs + at);
+#define FT_CALL(R) int8_dots(f, m, at, end, h, x8_rows<R>(x + r * xs, xs, padded, Format::SPAN), (m ? u : g) + r * gs + at, gs)
+      FT_PAIRS(num_rows, FT_CALL)
+#undef FT_CALL
     }
   }
 }
 
-// A pass of span i of down at N vectors from h on; the last one brings the sums to `out`.
-template <class Format, int N>
-FT_INLINE void int8_lanes(const Format& f, int i, int pass, int h, const Row8& mid, float* out, bool fresh, int32_t* sums) {
+// A pass of span i of down at N vectors from h on; the last one brings the sums to `out`. Sums of R rows lie `os` apart.
+template <class Format, int R, int N>
+FT_INLINE void int8_lanes(const Format& f, int i, int pass, int h, const Rows8<R>& mid, float* out, int64_t os, bool fresh, int32_t* sums) {
   const int s = i / Format::SPAN;
-  I sum[N];
-  for (int v = 0; v < N; v++) {
-    if (pass > 0) memcpy(&sum[v], sums + h + v * W, sizeof(I));
-    else sum[v] = same(-mid.less[s]);
-  }
-  f.template span<N>(i, pass, h, mid, sum);
+  I sum[R][N];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < N; v++) {
+      if (pass > 0) memcpy(&sum[r][v], sums + r * os + h + v * W, sizeof(I));
+      else sum[r][v] = same(-mid.of[r].less[s]);
+    }
+  f.template span<R, N>(i, pass, h, mid.of, sum);
   if (pass + 1 < Format::PASSES) {
-    for (int v = 0; v < N; v++) memcpy(sums + h + v * W, &sum[v], sizeof(I));
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < N; v++) memcpy(sums + r * os + h + v * W, &sum[r][v], sizeof(I));
     return;
   }
-  f.template settle<N>(sum);
-  const F unit = set1(mid.d[s]);
+  for (int r = 0; r < R; r++) f.template settle<N>(sum[r]);
   for (int v = 0; v < N; v++) {
-    float* to = out + h + v * W;
-    F acc = fused_lanes(signed_floats(sum[v]), mul(f.down_step(i, h + v * W), unit), fresh ? zero() : load(to));
-    if constexpr (Format::OFFSET) acc = fused_lanes(f.down_offset(i, h + v * W), set1(mid.sums[s]), acc);
-    store(to, acc);
+    const F step = f.down_step(i, h + v * W);
+    [[maybe_unused]] F offset = zero();
+    if constexpr (Format::OFFSET) offset = f.down_offset(i, h + v * W);
+    for (int r = 0; r < R; r++) {
+      float* to = out + r * os + h + v * W;
+      F acc = fused_lanes(signed_floats(sum[r][v]), mul(step, set1(mid.of[r].d[s])), fresh ? zero() : load(to));
+      if constexpr (Format::OFFSET) acc = fused_lanes(offset, set1(mid.of[r].sums[s]), acc);
+      store(to, acc);
+    }
   }
 }
 
-// Down of one row of x. sums: room for a row of them.
-template <class Format>
-static FT_APART void int8_columns(const Format& f, int w, int h_size, const Row8& at, float* out, bool first, int32_t* sums) {
-  const Row8 mid = at;
+// Down of R rows of x. sums: room for so many rows of them.
+template <class Format, int R>
+static FT_APART void int8_columns(const Format& f, int w, int h_size, const Rows8<R>& at, float* out, int64_t os, bool first, int32_t* sums) {
+  const Rows8<R> mid = at;
   for (int i = 0; i < w; i += Format::SPAN) {
     const bool fresh = first && i == 0;
     for (int pass = 0; pass < Format::PASSES; pass++) {
       int h = 0;
       for (; h + Format::WIDTH <= h_size; h += Format::WIDTH) {
         f.ahead(i, pass, h);
-        int8_lanes<Format, Format::WIDTH / W>(f, i, pass, h, mid, out, fresh, sums);
+        int8_lanes<Format, R, Format::WIDTH / W>(f, i, pass, h, mid, out, os, fresh, sums);
       }
-      for (; h < h_size; h += STEP) int8_lanes<Format, V>(f, i, pass, h, mid, out, fresh, sums);
+      for (; h < h_size; h += STEP) int8_lanes<Format, R, V>(f, i, pass, h, mid, out, os, fresh, sums);
     }
   }
 }
@@ -224,13 +262,16 @@ FT_INLINE void int8_strip(const Format& f, int i0, int i1, int h, const Octets& 
   }
 }
 
-// sums: room for a row of them.
+// sums: room for two rows of them.
 template <class Format>
 static void int8_down(const Format& f, int w, int h_size, const Octets& mid, float* out, int64_t os, bool first,
                       bool more, int32_t* sums) {
   const int64_t padded = (int64_t)ft_align(w, 64);
-  for (int r = 0; mid.num_rows < PANEL && r < mid.num_rows; r++)
-    int8_columns(f, w, h_size, x8_row(mid.rows + r * mid.stride, padded, Format::SPAN), out + r * os, first, sums);
+  if (mid.num_rows < PANEL) {
+#define FT_CALL(R) int8_columns(f, w, h_size, x8_rows<R>(mid.rows + r * mid.stride, mid.stride, padded, Format::SPAN), out + r * os, os, first, sums)
+    FT_PAIRS(mid.num_rows, FT_CALL)
+#undef FT_CALL
+  }
   const int group = w < STRIP ? w : STRIP;
   for (int i = 0; mid.num_rows >= PANEL && i < w; i += group) {
     const int end = i + group < w ? i + group : w;
@@ -316,11 +357,13 @@ static void int8_matrix(const MatrixJob& job, int64_t first, int64_t last, uint8
   for (int n = 0; i < last && n < SCALES_AHEAD; n++) f.near(0, (int)i + n);
   for (; i < last; i += AT_ONCE) {
     const int64_t end = i + AT_ONCE < last ? i + AT_ONCE : last;
-    for (int64_t r = 0; r < job.rows; r++) {
-      float sums[AT_ONCE];
-      int8_dots(f, 0, i, end, job.k, x8_row(x + r * xs, padded, Format::SPAN), sums);
-      for (int64_t n = i; n < end; n++) put_number(job, r, n, sums[n - i]);
-    }
+#define FT_CALL(R)                                                                                   \
+  float sums[R * AT_ONCE];                                                                           \
+  int8_dots(f, 0, i, end, job.k, x8_rows<R>(x + r * xs, xs, padded, Format::SPAN), sums, AT_ONCE);    \
+  for (int n = 0; n < R; n++)                                                                        \
+    for (int64_t row = i; row < end; row++) put_number(job, r + n, row, sums[n * AT_ONCE + row - i])
+    FT_PAIRS(job.rows, FT_CALL)
+#undef FT_CALL
   }
 }
 
@@ -432,10 +475,12 @@ struct Int8Blocks {
       }
     }
   }
-  template <int N>
-  FT_INLINE_MEMBER void span(int i, int, int h, const Row8& mid, I (&sum)[N]) const {
+  template <int R, int N>
+  FT_INLINE_MEMBER void span(int i, int, int h, const Row8 (&mid)[R], I (&sum)[R][N]) const {
     for (int v = 0; v < N; v++)
-      columns(i, h + v * W, [&](int dword, I w) FT_LAMBDA { sum[v] = dot4<WIDE>(sum[v], w, same(mid.dword(i / 4 + dword))); });
+      columns(i, h + v * W, [&](int dword, I w) FT_LAMBDA {
+        for (int r = 0; r < R; r++) sum[r][v] = dot4<WIDE>(sum[r][v], w, same(mid[r].dword(i / 4 + dword)));
+      });
   }
   template <int N>
   FT_INLINE void settle(I (&)[N]) {}

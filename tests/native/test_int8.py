@@ -96,6 +96,23 @@ def test_an_expert_is_near_float64_and_has_one_answer(fmt, data):
             assert torch.equal(alone[0], outs[SIMD[0]][row])
 
 
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("fmt", INT8)
+def test_rows_alone_in_pairs_and_in_panels_have_the_same_bits(fmt, tier):
+    unit = max(FORMATS[fmt].columns_multiple, 32)
+    hidden, tile = unit * (300 // unit + 1), FORMATS[fmt].block * (48 // FORMATS[fmt].block + 1)
+    made, x = one(fmt, hidden, tile, tile, 1), inputs(7, hidden, torch.bfloat16)
+    weight = coded(fmt, 37, hidden, 1)
+    whole = answer(made, request(made, x, [Item(0, list(range(7)))]), tier, format=index(fmt))
+    products = product(x, weight, None, tier)
+    for count in (1, 2, 5):
+        few = list(range(7 - count, 7))
+        assert torch.equal(
+            answer(made, request(made, x, [Item(0, few)]), tier, format=index(fmt)), whole[few]
+        )
+        assert torch.equal(product(x[few], weight, None, tier), products[few])
+
+
 def test_threads_change_no_bit():
     made, x = one("q4_k", 512, 1024, 256), inputs(9, 512, torch.bfloat16)
     weight = coded("q4_k", 700, 512, 1)
