@@ -77,7 +77,11 @@ FT_INLINE F lanes(const Less32* p) { return sub(to_float(bytes_of((const uint8_t
 FT_INLINE F lanes(const LowNibble* p) { return to_float(masked(bytes_of((const uint8_t*)p), 15)); }
 FT_INLINE F lanes(const HighNibble* p) { return to_float(shift_right(bytes_of((const uint8_t*)p), 4)); }
 FT_INLINE F lanes(const E8m0* p) { return power_of(bytes_of((const uint8_t*)p)); }
+#if defined(FT_AVX512)
+FT_INLINE F lanes(const E4m3* p) { return e4m3_of(_mm_loadu_si128((const __m128i*)p)); }
+#else
 FT_INLINE F lanes(const E4m3* p) { return byte_e4m3(bytes_of((const uint8_t*)p)); }
+#endif
 
 // One number for COLUMNS elements: gate and up [w][H / COLUMNS], down [w / COLUMNS][H].
 template <class T, int COLUMNS>

@@ -54,6 +54,10 @@ FT_INLINE F byte_e4m3(I v) {  // bits to half precision, which has the same subn
                            _mm512_slli_epi32(_mm512_and_si512(v, _mm512_set1_epi32(0x80)), 8));
   return mul(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(half)), set1(256.0f));
 }
+FT_INLINE F e4m3_of(__m128i codes) {
+  const __m256i words = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8), 1);
+  return mul(_mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16((short)0xBF80))), set1(256.0f));
+}
 FT_INLINE F to_float(I v) { return _mm512_cvtepi32_ps(v); }
 #elif defined(FT_AVX2)
 FT_INLINE I words_of(const uint8_t* p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)); }

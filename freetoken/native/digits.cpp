@@ -245,8 +245,7 @@ static FT_APART void dots(const Tile& t, int m, int64_t i, const float* steps, c
     if (t.codes.offset) {
       const float* sums = sums_at(x + r * xs, t.padded);
       F more = zero();
-      for (int64_t k = 0; k < t.hidden; k += BLOCK)
-        more = fma(load(offsets + k / 16), SPAN == 32 ? _mm512_zextps256_ps512(_mm256_loadu_ps(sums + k / 32)) : load(sums + k / 16), more);
+      for (int64_t s = 0; s < t.padded / SPAN; s += 16) more = fma(load(offsets + s), load(sums + s), more);
       acc[r] = add(acc[r], more);
     }
     to[r * gs] = sum(acc[r]);
@@ -351,12 +350,13 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   codes.meet(l, job.record + l.tiles_offset + job.first * l.tile_bytes);
   for (int n = job.first; n < job.last; n++) {
     const uint8_t* tile = t.bytes = job.record + l.tiles_offset + n * l.tile_bytes;
+    if (n + 1 == job.last && job.take_next) t.lead.next = job.take_next(job.turn);  // before the lead reaches it
     for (int m = 0; m < 2; m++)
       for (int64_t i = 0; i < w; i += ROWS_AT_ONCE) {
         const int64_t end = i + ROWS_AT_ONCE < w ? i + ROWS_AT_ONCE : w;
         codes.rows(l, tile, m, (int)i, (int)end, steps, offsets);
         for (int64_t q = i; q < end; q++) {
-#define FT_CALL(R) dots<SPAN, LOOKED_UP, R>(t, m, q, steps + (q - i) * of_row, offsets + (q - i) * padded / 16, x + r * xs, xs, (m ? u : g) + r * gs + q, gs)
+#define FT_CALL(R) dots<SPAN, LOOKED_UP, R>(t, m, q, steps + (q - i) * of_row, offsets + (q - i) * padded / SPAN, x + r * xs, xs, (m ? u : g) + r * gs + q, gs)
           FT_FOURS(rows, FT_CALL)
 #undef FT_CALL
         }
@@ -370,8 +370,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
       for (int64_t i = w; i < middle; i++) g[r * gs + i] = 0;
       place_middle(g + r * gs, middle, codes, mid + r * ms);
     }
-    const uint8_t* next = n + 1 < job.last ? tile + l.tile_bytes : nullptr;
-    if (n + 1 == job.last && job.take_next) next = t.lead.next = job.take_next(job.turn);
+    const uint8_t* next = n + 1 < job.last ? tile + l.tile_bytes : t.lead.next;
     if (next) codes.meet(l, next);
     for (int64_t i = 0; i < w; i += SPAN) {
       const bool fresh = n == job.first && i == 0;

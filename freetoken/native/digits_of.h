@@ -40,26 +40,29 @@ struct Digits {
       tile.near(m, i + SCALES_AHEAD);
       if (m == 1) tile.warm(i);
       for (int64_t k = 0; k < hidden; k += 512, steps += digit_steps(SPAN)) {
-        const F low = block(tile, m, i, k, offsets), high = k + 256 < hidden ? block(tile, m, i, k + 256, offsets) : zero();
-        for (int n = 0; n < digit_steps(SPAN) / 16; n++) store(steps + 16 * n, _mm512_permutex2var_ps(low, lanes_of(n), high));
+        F in_order[SPANS / 16];
+        for (int v = 0; v < SPANS / 16; v++) in_order[v] = sixteen(tile, m, i, k + v * 16 * SPAN, offsets);
+        for (int n = 0; n < digit_steps(SPAN) / 16; n++)
+          store(steps + 16 * n, SPANS == 16 ? _mm512_permutexvar_ps(lanes_of(n), in_order[0])
+                                            : _mm512_permutex2var_ps(in_order[0], lanes_of(n), in_order[SPANS / 16 - 1]));
       }
-      if constexpr (Spec::OFFSET) offsets += (ft_align(hidden, 512) - ft_align(hidden, 256)) / 16;
     }
   }
-  // Steps of 256 elements in order; their offsets are stored.
-  FT_INLINE F block(const Blocks<Spec>& tile, int m, int i, int64_t k, float*& offsets) {
-    const SpanAt<SPAN> at{m, i, k, tile.low.hidden - k};
+  static constexpr int SPANS = 512 / SPAN;
+  // Steps of sixteen spans in order; their offsets are stored.
+  FT_INLINE F sixteen(const Blocks<Spec>& tile, int m, int i, int64_t k, float*& offsets) {
+    const int64_t left = tile.low.hidden - k;
+    const SpanAt<SPAN, 16> at{m, i, k, left};
     if constexpr (Spec::OFFSET) {
-      store(offsets, SpanAt<SPAN>::N::whole(tile.offset(at)));
+      store(offsets, left > 0 ? tile.offset(at) : zero());
       offsets += 16;
     }
-    return SpanAt<SPAN>::N::whole(tile.step(at));
+    return left > 0 ? tile.step(at) : zero();
   }
-  // Of two vectors of steps, those of sum n: half n of words, or half n / 2 and of a span of 32 elements half n % 2.
+  // Lanes of sum n: half n of words, or half n / 2 and of a span of 32 elements half n % 2.
   FT_INLINE I lanes_of(int n) {
     if constexpr (SPAN == 32) {
-      const I spans = _mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 16, 16, 18, 18, 20, 20, 22, 22);
-      return _mm512_add_epi32(spans, _mm512_set1_epi32(n));
+      return _mm512_add_epi32(_mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14), _mm512_set1_epi32(n));
     } else {
       const I spans = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
       return _mm512_add_epi32(spans, _mm512_set1_epi32(n));

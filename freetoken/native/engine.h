@@ -298,7 +298,10 @@ static void run_tiles(const TileJob& job) {
   for (int t = job.first; t < job.last; t++) {
     const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
     Format f(l, tile);
-    if constexpr (Format::LEADS) f.lead = lead;
+    if constexpr (Format::LEADS) {
+      if (t + 1 == job.last && job.take_next) lead.next = job.take_next(job.turn);  // before the lead reaches it
+      f.lead = lead;
+    }
     gate_up(f, w, rows, x, xs, g, u, gs);
     if (l.bias_offset) {
       add_bias(g, gs, tile + l.bias_offset, w, rows);
@@ -307,11 +310,8 @@ static void run_tiles(const TileJob& job) {
     activate(l, job.x_dtype, g, u, (int)(rows * gs));
     to_x(g, mid, (int)(rows * gs));
     Format::prepare_middle(mid, gs, w, rows);
-    const uint8_t* next = t + 1 < job.last ? tile + l.tile_bytes : nullptr;
-    if constexpr (Format::LEADS) {
-      if (t + 1 == job.last && job.take_next) next = f.lead.next = job.take_next(job.turn);
-      if (next) Format(l, next);  // prefetches its first scales
-    }
+    if constexpr (Format::LEADS)
+      if (const uint8_t* next = t + 1 < job.last ? tile + l.tile_bytes : lead.next) Format(l, next);  // prefetches its first scales
     down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }

@@ -42,26 +42,49 @@ struct Numbers<16> {
   FT_INLINE __m128i bytes(const void* p, int64_t n) {
     return n >= 16 ? _mm_loadu_si128((const __m128i*)p) : _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p);
   }
+  FT_INLINE F of(const uint8_t* p, int64_t n) { return to_float(_mm512_cvtepu8_epi32(bytes(p, n))); }
   FT_INLINE F of(const int8_t* p, int64_t n) { return to_float(_mm512_cvtepi8_epi32(bytes(p, n))); }
-  FT_INLINE F of(const E4m3* p, int64_t n) { return byte_e4m3(_mm512_cvtepu8_epi32(bytes(p, n))); }
+  FT_INLINE F of(const E4m3* p, int64_t n) { return e4m3_of(bytes(p, n)); }
+  FT_INLINE F of(const E8m0* p, int64_t n) {
+    const I e = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes(p, n)), 23);
+    return _mm512_castsi512_ps(_mm512_max_epu32(e, _mm512_set1_epi32(0x00400000)));
+  }
+  FT_INLINE F of(const Half* p, int64_t n) {
+    return _mm512_cvtph_ps(n >= 16 ? _mm256_loadu_si256((const __m256i*)p)
+                                   : _mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+  }
   FT_INLINE F of(const Less32* p, int64_t n) {
     return to_float(_mm512_sub_epi32(_mm512_cvtepu8_epi32(bytes(p, n)), _mm512_set1_epi32(32)));
   }
   FT_INLINE F of(const LowNibble* p, int64_t n) { return to_float(masked(_mm512_cvtepu8_epi32(bytes(p, n)), 15)); }
   FT_INLINE F of(const HighNibble* p, int64_t n) { return to_float(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes(p, n)), 4)); }
   FT_INLINE F all(float v) { return set1(v); }
+  template <int TIMES>
+  FT_INLINE F repeated(F v) {
+    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(lane, __builtin_ctz(TIMES)), v);
+  }
+  // One number for eight lanes, another for the others.
+  FT_INLINE F two(const Half* p) {
+    const __m256i each = _mm256_setr_epi32(0x01000100, 0x01000100, 0x01000100, 0x01000100, 0x03020302, 0x03020302, 0x03020302, 0x03020302);
+    int32_t both;
+    memcpy(&both, p, 4);
+    return _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_set1_epi32(both), each));
+  }
   FT_INLINE F whole(F v) { return v; }
 };
 
-// Lane b: what holds for elements [SPAN b, SPAN (b + 1)) of the 256 elements from k on; n are left of the row.
-template <int SPAN>
+// Lane b: what holds for elements [SPAN b, SPAN (b + 1)) of those from k on, 256 or as many as told; n are left of the row.
+template <int SPAN, int LANES = 256 / SPAN>
 struct SpanAt {
-  typedef Numbers<256 / SPAN> N;
+  typedef Numbers<LANES> N;
   int m, i;
   int64_t k, n;
   template <class T, int C>
   FT_INLINE_MEMBER auto operator()(const Part<T, C>& p) const {
-    if constexpr (C >= 256) return N::all(number(*p.row(m, i, k)));
+    if constexpr (C == 256 && LANES * SPAN > 256) {
+      return n > 256 ? N::two(p.row(m, i, k)) : N::all(number(*p.row(m, i, k)));
+    } else if constexpr (C >= 256) return N::all(number(*p.row(m, i, k)));
     else if constexpr (C == SPAN) return N::of(p.row(m, i, k), (uint64_t)n / C);
     else return N::template repeated<C / SPAN>(N::of(p.row(m, i, k), (uint64_t)n / C));
   }
