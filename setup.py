@@ -33,6 +33,8 @@ FORMATS = sorted((FOLDER / "formats").glob("*.cpp"))
 TOGETHER = 4
 """Formats that are compiled as one file: the compiler's own headers cost a second each time."""
 TIERED = ("tier", "linear", "ops", *(f"formats/{p.stem}" for p in FORMATS[::TOGETHER]))
+X86, ARM = ("x86_64-", "amd64-"), ("aarch64-", "arm64-")
+"""How compilers call a machine."""
 AVX512 = ["-DFT_AVX512", *(f"-mavx512{x}" for x in ("f", "bw", "dq", "vl")), "-mfma", "-mf16c"]
 AVX2 = ["-DFT_AVX2", "-mavx2", "-mfma", "-mf16c"]
 X86_TIERS = {
@@ -68,7 +70,7 @@ def target() -> str:
 
 
 def knows_amx(machine: str) -> bool:
-    if not machine.startswith("x86_64-") or "linux" not in machine:
+    if not machine.startswith(X86) or "linux" not in machine:
         return False
     call = [*compiler(), "-mamx-tile", "-mamx-bf16", "-x", "c++", "-fsyntax-only", os.devnull]
     return subprocess.run(call, capture_output=True).returncode == 0
@@ -76,7 +78,7 @@ def knows_amx(machine: str) -> bool:
 
 def jobs(machine: str, amx: bool) -> list[tuple[str, str, list[str]]]:
     """(tier, file, flags) of every object, those that take longest first, so that all cores end together."""
-    x86, arm = machine.startswith("x86_64-"), machine.startswith(("aarch64-", "arm64-"))
+    x86, arm = machine.startswith(X86), machine.startswith(ARM)
     have = {"X86": x86, "AMX": amx, "NEON": arm}
     known = [f"-DFT_HAVE_{name}" for name, there in have.items() if there]
     out = [("plain", name, known) for name in PLAIN]
