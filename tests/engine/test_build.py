@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from freetoken.core.errors import WeightsError
+from freetoken.core.errors import ConfigError, WeightsError
 from freetoken.core.options import Options
 from freetoken.engine.build import DEMO_MODEL, build
 from freetoken.engine.survey import find_family
@@ -34,3 +35,17 @@ def test_an_unknown_compute_dtype_is_refused_and_can_be_overruled(tmp_path):
         build(Options(model=model, device="cpu"))
     assert e.value.code == "unknown_dtype" and "bfloat16" in e.value.hint
     build(Options(model=model, device="cpu", dtype="bfloat16")).engine.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is used then")
+def test_whoever_names_a_gpu_is_not_given_the_cpu():
+    with pytest.raises(ConfigError) as e:
+        build(Options(gpu="4090"))
+    assert e.value.code == "no_gpu" and e.value.hint
+
+
+@pytest.mark.parametrize("wish", [{"sim_link_bw": 12.0}, {"sim_host_bw": 50.0}, {"machine": "4090"}])
+def test_a_machine_is_played_where_it_can_be_only(wish):
+    with pytest.raises(ConfigError, match="needs --device sim") as e:
+        build(Options(device="cpu", **wish))
+    assert e.value.code == "invalid_option" and e.value.param in wish
