@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from freetoken.bench._client import Server
 from freetoken.core.errors import ConfigError, DeviceError, FreeTokenError
@@ -24,6 +27,28 @@ from freetoken.core.errors import ConfigError, DeviceError, FreeTokenError
 PATIENCE_S = 300.0
 _POLL_S = 0.2
 _STOP_S = 15.0
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """While the block lasts, being told to end does what Ctrl-C does: what was started ends, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are none of this thread's business
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough: what follows must come to its end
+        raise SystemExit(128 + number)
+
+    known = [one for one in signal.Signals if one.name in ("SIGTERM", "SIGHUP")]
+    numbers = [one for one in known if signal.getsignal(one) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def free_port() -> int:
@@ -75,7 +100,7 @@ def started(command: Sequence[str], name: str) -> Iterator[Started]:
     """Start a server that runs while the block lasts; `{port}` in its command becomes a free port."""
     port = free_port()
     words = [word.replace("{port}", str(port)) for word in command]
-    with tempfile.TemporaryDirectory() as folder:
+    with tidy(), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from freetoken.bench._processes import tidy
 from freetoken.cli import main
 from freetoken.cli._terminal import Terminal
 from freetoken.core import choices
@@ -41,4 +42,6 @@ def run(args: argparse.Namespace) -> int:
             hint=nearest(name, known) or f"There are: {', '.join(known)}.",
         )
     bench = choices.load(PACKAGE, name)
-    return int(bench.run(main.parse(f"ft bench {name}", bench, rest)))
+    parsed = main.parse(f"ft bench {name}", bench, rest)
+    with tidy():
+        return int(bench.run(parsed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 
 from benchmarks.peers import __main__ as peers
@@ -151,6 +153,21 @@ def test_a_server_that_never_answers_is_given_up_and_stopped():
     ):
         process.ready(0.3)
     assert process.process.poll() is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
+def test_a_bench_that_is_told_to_end_leaves_no_server_behind(told):
+    code = (
+        "import sys, time; from freetoken.bench._processes import started\n"
+        "with started([sys.executable, '-c', 'import time; time.sleep(600)'], 'x') as one:\n"
+        "    print(one.process.pid, flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as bench:
+        child = int(bench.stdout.readline())
+        bench.send_signal(told)
+        assert bench.wait(60) == 128 + told
+        assert not psutil.pid_exists(child)
 
 
 def test_our_own_server_is_measured_with_its_experts(tmp_path, capsys):
