@@ -23,7 +23,7 @@ from typing import Any
 from freetoken.bench._processes import started
 from freetoken.bench._report import Report
 from freetoken.bench._texts import Texts
-from freetoken.core.errors import FreeTokenError
+from freetoken.core.errors import ConfigError, FreeTokenError
 from freetoken.core.units import format_bytes, parse_bytes, parse_rate
 
 PROMPT, TOKENS, LONG, LONG_TOKENS = 512, 256, 24_500, 8
@@ -82,7 +82,12 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until a server must answer")
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    try:
+        args = parser.parse_args()
+        for size in args.sizes:
+            parse_bytes(size)
+    except ConfigError as error:
+        parser.error(str(error))
     report, rows = Report("small_cards", args), []
     for size in args.sizes:
         row = measure(args.model, size, args)

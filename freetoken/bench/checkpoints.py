@@ -100,8 +100,8 @@ class Pairs:
 def run(args: argparse.Namespace) -> int:
     check_repeats(args)
     small = is_small(args)
-    prefix = args.prefix or (SMALL_PREFIX if small else PREFIX)
-    tokens = args.tokens or (SMALL_TOKENS if small else TOKENS)
+    prefix = (SMALL_PREFIX if small else PREFIX) if args.prefix is None else args.prefix
+    tokens = (SMALL_TOKENS if small else TOKENS) if args.tokens is None else args.tokens
     if prefix < 256 or tokens < 8:
         raise ConfigError("--prefix is at least 256, --tokens at least 8.", code="invalid_option")
     report, prompts = Report("checkpoints", args), Prompts(args.model)

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from freetoken.bench._report import Report, add_report_arguments
+from freetoken.core.errors import ConfigError
 from freetoken.core.units import GIB, MIB, align_up, format_bytes
 from freetoken.devices.cpu import CpuDevice
 from freetoken.engine.banks import Filling, make_bank
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.repeat < 1 or not 0 < args.size <= 1 << 20:
+        raise ConfigError("--repeat is at least 1, --size a number of GiB above 0.", code="invalid_option")
     report = Report("load", args)
     rows: list[dict[str, Any]] = []
     with _models(args, report) as models:

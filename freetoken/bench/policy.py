@@ -56,6 +56,12 @@ def run(args: argparse.Namespace) -> int:
         reads = _limited(read_trace(trace), args.steps)
         if not reads.decode:
             raise ConfigError(f"The trace {trace.name} holds no decode steps.", code="invalid_trace")
+        if args.warm_up >= len(reads.decode):
+            raise ConfigError(
+                f"--warm-up {args.warm_up} leaves no step of {trace.name} to count.",
+                code="invalid_option",
+                hint=f"It has {len(reads.decode)} decode steps.",
+            )
         found = measure(trace, reads, columns, args, report)
         _show(report, trace, reads, columns, found)
         report.chart(chart(trace, columns, found), f"-{trace.name}" if len(traces) > 1 else "")

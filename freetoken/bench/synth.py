@@ -104,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, out: Path) -> None:
     if args.layers is not None and args.layers < 1 or args.measure_layers < 1:
         raise ConfigError("A model has at least one layer.", hint="See --layers and --measure-layers.")
+    if args.seed < 0:
+        raise ConfigError("--seed is at least 0.", code="invalid_option")
     if args.drift is not None and not 0 <= args.drift < 1:
         raise ConfigError("--drift is a share from 0 to below 1.", code="invalid_option")
     if args.threads is not None and args.threads < 1:

@@ -184,6 +184,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = shape(args.geometry)
     if args.requests < 1:
         raise ConfigError("A trace needs at least one request.", hint="See --requests.")
+    if args.seed < 0:
+        raise ConfigError("--seed is at least 0.", code="invalid_option")
     trace = generate(chosen, seed=args.seed, requests=args.requests)
     found = _locality.measure(trace)
     label: Callable[[float], str] = lambda value: f"{100 * value:.1f} %"  # noqa: E731

@@ -52,6 +52,12 @@ def test_a_model_without_states_has_the_turn_only_and_is_refused_by_name_without
         run_bench(checkpoints, *words, "--no-http", *ONCE)
 
 
+@pytest.mark.parametrize("words", [("--prefix", 0), ("--tokens", 0)])
+def test_lengths_of_nothing_are_not_the_usual_ones(words):
+    with pytest.raises(ConfigError, match="at least"):
+        run_bench(checkpoints, *words)
+
+
 def test_shares_are_medians_of_pairs_and_limits_are_judged():
     pairs = Pairs([1.0, 2.0, 1.0], [1.004, 2.04, 1.001], [4, 4, 4])
     row = pairs.row("decode", 10)

@@ -27,3 +27,11 @@ def test_a_random_model_is_measured_in_both_containers(
     assert all(r["ratio"] > 0 and r["ratio_fresh"] > 0 and r["load_gb_s"] > 0 for r in rows) and not list(
         tmp_path.iterdir()
     )
+
+
+@pytest.mark.parametrize("words", [("--size", "nan"), ("--size", "-1"), ("--size", "1e9"), ("--repeat", "0")])
+def test_sizes_and_turns_of_nothing_are_refused_before_anything_is_written(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "load", *words, "--folder", str(tmp_path)]) == 2
+    assert "invalid_option" in capsys.readouterr().err and not list(tmp_path.iterdir())

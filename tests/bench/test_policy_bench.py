@@ -90,6 +90,7 @@ def test_the_verdict_ranks_live_policies_by_their_mean_and_ignores_oracles():
         (["--capacity", "101"], "capacity"),
         (["--fill-share", "1.5"], "fill share"),
         (["--steps", "-1"], "negative"),
+        (["--warm-up", "100000"], "leaves no step"),
         (["--policy", "lruu"], "no policy column"),
     ],
 )

@@ -122,6 +122,7 @@ def test_a_full_disk_is_told_before_anything_large_is_written(tmp_path, monkeypa
         ("--layers", 0),
         ("--drift", 1.5),
         ("--threads", 0),
+        ("--seed", -1),
     ],
 )
 def test_wrong_wishes_are_refused(words, tmp_path):

@@ -69,6 +69,8 @@ def test_any_geometry_can_be_named_and_nonsense_is_refused():
     for name in ("nonsense", "4x4k5", "0x4k1", "4x4k0"):
         with pytest.raises(ConfigError, match="not a geometry"):
             synthetic.shape(name)
+    with pytest.raises(ConfigError, match="--seed"):
+        run_bench(synthetic, "--seed", -1)
 
 
 def test_shares_are_right_on_a_trace_counted_by_hand():
