@@ -27,6 +27,8 @@ from freetoken.core.errors import ConfigError, DeviceError, FreeTokenError
 PATIENCE_S = 300.0
 _POLL_S = 0.2
 _STOP_S = 15.0
+_FALL_S = 1.0
+"""Until a process is gone whose connections have broken."""
 
 
 @contextmanager
@@ -78,13 +80,7 @@ class Started:
         """Wait until it answers; DeviceError with the end of its log if it ends before."""
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
-            if self.process.poll() is not None:
-                tail = self.log.read_text("utf-8", "replace").strip().splitlines()[-5:]
-                raise DeviceError(
-                    f"{self.name} ended with code {self.process.returncode}: {' / '.join(tail)}",
-                    code="server_failed",
-                    hint="Run its command alone to see more.",
-                )
+            self.check()
             with contextlib.suppress(
                 OSError, http.client.HTTPException, ValueError, LookupError, FreeTokenError
             ):
@@ -93,6 +89,17 @@ class Started:
                 return self.server
             time.sleep(_POLL_S)
         raise DeviceError(f"{self.name} did not answer within {patience_s:g} s.", code="server_failed")
+
+    def check(self, patience_s: float = 0.0) -> None:
+        """DeviceError with the end of its log if it has ended, or does so within the time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(patience_s)
+            tail = self.log.read_text("utf-8", "replace").strip().splitlines()[-5:]
+            raise DeviceError(
+                f"{self.name} ended with code {code}: {' / '.join(tail)}",
+                code="server_failed",
+                hint="Run its command alone to see more.",
+            )
 
 
 @contextmanager
@@ -107,8 +114,12 @@ def started(command: Sequence[str], name: str) -> Iterator[Started]:
                 process = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
             except OSError as error:
                 raise ConfigError(f"{name} can't be started: {error}.", code="server_failed") from error
+        one = Started(name, process, Server(f"http://127.0.0.1:{port}"), log, port)
         try:
-            yield Started(name, process, Server(f"http://127.0.0.1:{port}"), log, port)
+            yield one
+        except (OSError, http.client.HTTPException):
+            one.check(_FALL_S)  # who is gone answers nobody
+            raise
         finally:
             process.terminate()
             try:

@@ -146,6 +146,23 @@ def test_a_server_that_ends_or_is_not_there_is_told_with_its_log():
         pass
 
 
+def test_a_server_that_dies_amid_a_run_is_told_with_its_log():
+    code = "import time; print('last words', flush=True); time.sleep(600)"
+    told = pytest.raises(DeviceError, match="it ended with code .*last words")
+    with told as e, started([sys.executable, "-c", code], "it") as one:
+        while not one.log.read_text():
+            time.sleep(0.01)
+        one.process.kill()
+        raise ConnectionResetError("broken")
+    assert e.value.code == "server_failed" and e.value.hint
+
+
+def test_a_connection_that_breaks_while_its_server_lives_is_told_as_it_is():
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(ConnectionResetError), started(command, "it"):
+        raise ConnectionResetError("broken")
+
+
 def test_a_server_that_never_answers_is_given_up_and_stopped():
     with (
         started([sys.executable, "-c", "import time; time.sleep(600)"], "theirs") as process,
