@@ -216,7 +216,13 @@ class Member:
 
 def _tested(options: Options) -> Built:
     """Built and tried out as a server does before it is ready: kernels are compiled and captured then."""
-    built = build(options)
+    try:
+        built = build(options)
+    except ConfigError as error:
+        if error.param != "max_model_len":
+            raise
+        hint = "Measure shorter prompts and answers, or fewer rounds of them."
+        raise ConfigError(error.message, code=error.code, hint=hint, param=error.param) from error
     built.engine.self_test()
     return built
 

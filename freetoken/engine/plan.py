@@ -306,6 +306,7 @@ def _context_limit(options: Options, facts: Facts, reasons: list[str]) -> int:
             f"max_model_len {limit} is beyond the model's {facts.max_position} positions.",
             code="invalid_option",
             hint=f"Use --max-model-len {facts.max_position} or less.",
+            param="max_model_len",
         )
     if options.num_tokens is not None and options.num_tokens < limit:
         reasons.append(f"context {options.num_tokens}: --num-tokens holds no more")

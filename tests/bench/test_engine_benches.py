@@ -237,6 +237,12 @@ def test_what_no_engine_could_do_is_refused(model, words, named):
     assert e.value.code == "invalid_option"
 
 
+def test_more_tokens_than_the_model_has_positions_are_refused_with_advice_that_can_be_taken(model):
+    with pytest.raises(ConfigError, match="positions") as e:
+        run_bench(elastic, "--model", model, "--device", "sim", "--moves", 10**9)
+    assert "fewer" in e.value.hint and "--max-model-len" not in e.value.hint
+
+
 def test_a_bench_may_play_a_slower_link(model, capsys):
     words = ("--device", "sim", "--backend", "offload", "--share", 0.5, "--tokens", 8, "--lead", 4)
     rows = {}
