@@ -123,6 +123,8 @@ def setups(args: argparse.Namespace) -> list[Setup]:
     )
     if args.device == "cpu" and any(share is not None for share in args.share):
         raise ConfigError("A CPU has no slots for experts.", code="invalid_option", hint="Leave --share out.")
+    if args.link is not None and args.device in ("auto", "cpu") and not has_gpu(args):
+        raise ConfigError("A CPU has no link.", code="invalid_option", hint="Add --device sim.")
     found = []
     for backend, share, policy, ahead in itertools.product(
         args.backend, args.share, args.policy, args.prefetch

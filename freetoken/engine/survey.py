@@ -209,24 +209,19 @@ def _check_activations(options: Options, device: Device) -> None:
     )
 
 
-_DEVICES_OF = {"machine": ("sim",), "sim_host_bw": ("sim",), "sim_link_bw": ("sim", "cuda")}
-
-
 def _device(options: Options) -> Device:
     name = options.device
     if name == "auto":
         # Who names a GPU wants one: where it can't be had, the device says why.
         wanted = options.gpu is not None or choices.load("freetoken.devices", "cuda").usable()
         name = "cuda" if wanted and not options.exact else "cpu"
-    for option, devices in _DEVICES_OF.items():
-        if getattr(options, option) is not None and name not in devices:
-            flag, places = "--" + option.replace("_", "-"), " or ".join(devices)
-            raise ConfigError(
-                f"{flag} needs --device {places}.",
-                code="invalid_option",
-                hint=f"Add --device {devices[0]}, or leave {flag} out.",
-                param=option,
-            )
+    if options.machine and name != "sim":
+        raise ConfigError(
+            "--machine needs --device sim.",
+            code="invalid_option",
+            hint="Add --device sim, or leave --machine out.",
+            param="machine",
+        )
     if name not in choices.names("freetoken.devices"):
         raise ConfigError(
             f"This version has no device {name!r} yet.",

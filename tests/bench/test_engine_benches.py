@@ -253,6 +253,8 @@ def test_a_bench_may_play_a_slower_link(model, capsys):
     assert rows["0.5GB/s"]["decode_tok_s"] < 0.5 * rows["5"]["decode_tok_s"]
     with pytest.raises(ConfigError, match="not a rate"):
         run_bench(decode, "--link", "0GB/s")
+    with pytest.raises(ConfigError, match="no link"):
+        run_bench(decode, "--model", model, "--device", "cpu", "--link", "5GB/s")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is used then")

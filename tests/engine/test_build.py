@@ -42,10 +42,3 @@ def test_whoever_names_a_gpu_is_not_given_the_cpu():
     with pytest.raises(ConfigError) as e:
         build(Options(gpu="4090"))
     assert e.value.code == "no_gpu" and e.value.hint
-
-
-@pytest.mark.parametrize("wish", [{"sim_link_bw": 12.0}, {"sim_host_bw": 50.0}, {"machine": "4090"}])
-def test_a_machine_is_played_where_it_can_be_only(wish):
-    with pytest.raises(ConfigError, match="needs --device sim") as e:
-        build(Options(device="cpu", **wish))
-    assert e.value.code == "invalid_option" and e.value.param in wish
