@@ -42,8 +42,8 @@ class LevelFormat(CodedFormat):
     def encode(self, matrix: Tensor) -> CodedMatrix:
         blocks = blocks_of(matrix, self.group)
         if self.affine:
-            least = -blocks.amin(-1)
-            step = (blocks.amax(-1) + least) / self.levels[-1]
+            least = -blocks.amin(-1).clamp(max=0)  # zero is in the range: most formats have no least below it
+            step = (blocks.amax(-1).clamp(min=0) + least) / self.levels[-1]
         else:
             largest = blocks.abs().argmax(-1, keepdim=True)
             step, least = blocks.gather(-1, largest).squeeze(-1) / self.levels[0], torch.zeros(())

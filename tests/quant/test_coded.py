@@ -14,6 +14,7 @@ from freetoken.experts.bank import ExpertBank
 from freetoken.experts.record import layout
 from freetoken.quant._coded import CodedFormat
 from freetoken.quant._int4 import Int4
+from freetoken.quant._levels import LevelFormat
 from tests.quant.specimens import drawn
 
 FORMATS = [choices.load("freetoken.quant", name).FORMAT for name in choices.names("freetoken.quant")]
@@ -83,6 +84,16 @@ def test_quantising_stays_within_the_stated_error(fmt: CodedFormat, seed: int, s
     assert error <= fmt.error and bool((back[3] == 0).all())
     again = fmt.decode(fmt.encode(back))
     assert float((again - back).abs().max()) <= fmt.error * float(back.abs().max())
+
+
+@pytest.mark.parametrize("fmt", [f for f in CODED if isinstance(f, LevelFormat)], ids=lambda f: f.name)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_weights_of_one_sign_keep_their_size(fmt: CodedFormat, sign: float) -> None:
+    """Most formats with a least have none above zero."""
+    alike, near = torch.full((2, 512), sign), sign * (0.9 + 0.2 * torch.rand(4, 512))
+    for weights in (alike, near):
+        error = (fmt.decode(fmt.encode(weights)) - weights).abs().max()
+        assert error <= fmt.error * weights.abs().max()
 
 
 def test_checkpoint_forms_come_back_byte_by_byte() -> None:
