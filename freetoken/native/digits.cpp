@@ -4,9 +4,9 @@
 // x becomes whole numbers: within a block of 256 elements (32 of the middle) X = x 2^k, |X| < 2^22, k as large as fits,
 // so bfloat16 is exact unless it is 2^14 below the block's largest, and off by 2^-23 of that else. X is three signed
 // bytes, X = 2^16 a + 2^8 b + c, and a level (digits.h) an unsigned one, so that sums of a span are exact integers.
-// ORDER. A dot: of 512 elements, lane t of a sum holds half of what shares a step, as an exact
-// integer; times its step, in order, times 2^-k is added to chain t; then one tree. Offsets have chains of their own.
-// Down is one chain over spans. Neither depends on how rows are grouped.
+// ORDER. A dot: of 512 elements, lane t of a sum holds half of what shares a step, as an exact integer; those times
+// their steps, in order, times 2^-k are added to chain t; then one tree. Offsets have a chain of their own. Down is one
+// chain over spans. Neither depends on how rows are grouped.
 #include "digits.h"
 
 #include "amx.h"

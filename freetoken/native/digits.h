@@ -16,5 +16,5 @@ struct DigitCodes {
   void (*meet)(const ft_layer& layer, const uint8_t* tile);  // prefetches a tile's first scales
 };
 
-constexpr int MOST_LEVEL = 63;  // four of them times 2^22 twice over fit 32 bits
+constexpr int MOST_LEVEL = 31;  // a sum's sixteen of them times 2^22 fit 32 bits
 constexpr int digit_steps(int span) { return span == 32 ? 32 : 64; }  // floats for 512 elements

@@ -48,8 +48,8 @@ FT_INLINE F dot2(F acc, I a, I b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (_
 FT_INLINE void prefetch_row(const void* p) { __builtin_prefetch((const uint8_t*)p + ft_row_near, 0, 2); }
 // What a walk that computes a tile's bytes in their order prefetches into L2, a line for each line that it reads: those
 // `bytes` further on, over the ends of rows, matrices and tiles. So memory is never idle, and down, whose columns are
-// walked side by side, lies in L2 once its turn comes. What is met SOON, along a row or a column, goes into the nearest
-// cache (Emerald Rapids, mxfp4: 10 % more than without), the first of a chunk with it.
+// walked side by side, lies in L2 once its turn comes. What is met SOON along a row (bf16: or a column) goes into the
+// nearest cache (Emerald Rapids, mxfp4: 10 % more than without), the first of a chunk with it.
 struct Lead {
   int64_t bytes = AHEAD;
   const uint8_t *end = (const uint8_t*)INT64_MAX, *next = nullptr;  // of the chunk; where the next one begins

@@ -101,6 +101,19 @@ def test_few_rows_are_as_near_to_float64_as_the_tier_belows(fmt):
     assert float(ours) <= 1.1 * float(theirs)
 
 
+@pytest.mark.parametrize("fmt", AS_BYTES)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_sums_of_the_largest_levels_and_elements_fit(fmt, sign):
+    """Every weight and every element of x is the largest of its block."""
+    made = one(fmt, 1024, 256, 256, 1)
+    gate, up = torch.ones(256, 1024), torch.full((256, 1024), sign)
+    made.bank.put(0, 0, gate, up, up.t())
+    io = request(made, torch.full((2, 1024), 1.9921875, dtype=torch.bfloat16), [Item(0, [0, 1])])
+    out = answer(made, io, AMX)
+    assert torch.allclose(out, torch.full_like(out, 256 * (1024 * 1.9921875) ** 2), rtol=0.02)
+    assert torch.allclose(out, answer(made, io, BELOW), rtol=2**-7)
+
+
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4", "int4_g32", "q4_0"])
 def test_weights_that_are_zero_give_zero(fmt):
     zeros = torch.zeros(256, 256)
