@@ -176,15 +176,19 @@ def test_a_server_that_never_answers_is_given_up_and_stopped():
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
 def test_a_bench_that_is_told_to_end_leaves_no_server_behind(told):
     code = (
-        "import sys, time; from freetoken.bench._processes import started\n"
+        "import signal, sys, time; from freetoken.bench._processes import started\n"
+        f"signal.signal({int(told)}, signal.SIG_DFL)  # under nohup a hang-up is nothing\n"
         "with started([sys.executable, '-c', 'import time; time.sleep(600)'], 'x') as one:\n"
         "    print(one.process.pid, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as bench:
-        child = int(bench.stdout.readline())
-        bench.send_signal(told)
-        assert bench.wait(60) == 128 + told
-        assert not psutil.pid_exists(child)
+        try:
+            child = int(bench.stdout.readline())
+            bench.send_signal(told)
+            assert bench.wait(60) == 128 + told
+            assert not psutil.pid_exists(child)
+        finally:
+            bench.kill()
 
 
 def test_our_own_server_is_measured_with_its_experts(tmp_path, capsys):
