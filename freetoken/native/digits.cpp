@@ -336,7 +336,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   const int64_t of_row = padded / FOUR_LINES * digit_steps(SPAN);
   float* steps = (float*)take((ROWS_AT_ONCE * of_row > LANES_AT_ONCE ? ROWS_AT_ONCE * of_row : LANES_AT_ONCE) * 4);
   float* offsets = (float*)take((ROWS_AT_ONCE * padded / 16 > LANES_AT_ONCE ? ROWS_AT_ONCE * padded / 16 : LANES_AT_ONCE) * 4);
-  for (int r = 0; r < rows; r++) {
+  for (int r = 0; r < rows && !job.same_rows; r++) {
     if (job.rows[r] < 0) {
       memset(sums, 0, h * 2);
       place_x((const uint16_t*)sums, h, padded, codes, x + r * xs);
@@ -350,7 +350,6 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   codes.meet(l, job.record + l.tiles_offset + job.first * l.tile_bytes);
   for (int n = job.first; n < job.last; n++) {
     const uint8_t* tile = t.bytes = job.record + l.tiles_offset + n * l.tile_bytes;
-    if (n + 1 == job.last && job.take_next) t.lead.next = job.take_next(job.turn);  // before the lead reaches it
     for (int m = 0; m < 2; m++)
       for (int64_t i = 0; i < w; i += ROWS_AT_ONCE) {
         const int64_t end = i + ROWS_AT_ONCE < w ? i + ROWS_AT_ONCE : w;

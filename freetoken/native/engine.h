@@ -181,7 +181,7 @@ template <class Format>
 FT_INLINE Lead lead_of(const TileJob& job, int num_rows) {
   const ft_layer& l = *job.layer;
   const int64_t columns = group_size<Format>((int)l.tile_width, num_rows) * Format::column_bytes(l.hidden) + 8192 + BESIDE;
-  return {columns < MOST_AHEAD ? columns : MOST_AHEAD, job.record + l.tiles_offset + job.last * l.tile_bytes, nullptr};
+  return {columns < MOST_AHEAD ? columns : MOST_AHEAD, job.record + l.tiles_offset + job.last * l.tile_bytes, job.next};
 }
 
 // Without LEADS the last columns bring the first group of down along, which nothing else would prefetch.
@@ -290,18 +290,17 @@ static void run_tiles(const TileJob& job) {
   X* own = (X*)(u + FT_ROWS * gs);
   float* sums = (float*)own + FT_ROWS * gs;
   X* x = (X*)(sums + FT_ROWS * xs);
-  gather(job, rows, xs, x);
-  Format::prepare(x, xs, h, rows);
+  if (!job.same_rows) {
+    gather(job, rows, xs, x);
+    Format::prepare(x, xs, h, rows);
+  }
   X* mid = middle(g, own);
   Lead lead;
   if constexpr (Format::LEADS) lead = lead_of<Format>(job, rows);
   for (int t = job.first; t < job.last; t++) {
     const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
     Format f(l, tile);
-    if constexpr (Format::LEADS) {
-      if (t + 1 == job.last && job.take_next) lead.next = job.take_next(job.turn);  // before the lead reaches it
-      f.lead = lead;
-    }
+    if constexpr (Format::LEADS) f.lead = lead;
     gate_up(f, w, rows, x, xs, g, u, gs);
     if (l.bias_offset) {
       add_bias(g, gs, tile + l.bias_offset, w, rows);

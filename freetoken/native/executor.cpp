@@ -14,6 +14,10 @@ constexpr uint32_t MOST_CHUNKS = 64, FEW_CHUNKS = 8, FEW_ROWS = 4, MANY_ROWS = 1
 constexpr size_t WAVE_FLOATS = 16 << 20;       // partials held at a time: 64 MiB
 constexpr int64_t SLAB = 512;                  // floats that one ticket adds up
 uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
+const uint8_t* first_tile(const TileJob& job) { return job.record + job.layer->tiles_offset + job.first * job.layer->tile_bytes; }
+bool same_rows(const TileJob& a, const TileJob& b) {
+  return a.num_rows == b.num_rows && std::equal(a.rows, a.rows + a.num_rows, b.rows);
+}
 }  // namespace
 
 uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried, bool many) {
@@ -35,32 +39,35 @@ uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried, bool many) 
 
 // --- a wave ---------------------------------------------------------------------------------------
 
-void Executor::Wave::compute(int worker, Chunk& chunk, Turn& turn) {
+bool Executor::Wave::take(int worker, uint32_t& number, bool& more) {
+  if (pooled) return Pool::instance().take(worker, number, more);
+  number = next_alone++;
+  more = next_alone < chunks.size();
+  return number < chunks.size();
+}
+
+void Executor::Wave::compute(int worker, uint32_t number, bool first, bool joins) {
   Pool& pool = Pool::instance();
   const bool faulty = pooled && pool.has_faults();
   const uint64_t began = faulty ? now_ns() : 0;
+  TileJob& job = chunks[number].tiles;
+  Block& block = blocks[chunks[number].owner];
+  const size_t bytes = scratch + own_floats * sizeof(float);
   if (pooled) {
-    chunk.tiles.scratch = pool.scratch(worker, scratch);
+    job.scratch = pool.scratch(worker, bytes);
   } else {
-    own_scratch.resize(scratch + 64);
-    chunk.tiles.scratch = (uint8_t*)ft_align((uint64_t)own_scratch.data(), 64);
+    own_scratch.resize(bytes + 64);
+    job.scratch = (uint8_t*)ft_align((uint64_t)own_scratch.data(), 64);
   }
-  chunk.tiles.turn = &turn;
-  chunk.tiles.take_next = [](void* of) -> const uint8_t* {
-    Turn& mine = *(Turn*)of;
-    if (!mine.taken && mine.wave->next.load(std::memory_order_relaxed) >= mine.wave->last_taken) return nullptr;
-    if (!mine.taken) mine.ticket = mine.wave->take();
-    mine.taken = true;
-    if (mine.ticket >= mine.wave->chunks.size()) return nullptr;
-    const TileJob& job = mine.wave->chunks[mine.ticket].tiles;
-    return job.record + job.layer->tiles_offset + job.first * job.layer->tile_bytes;
-  };
-  kernels->formats[chunk.tiles.layer->format]->run(chunk.tiles);
+  if (joins) job.out = (float*)(job.scratch + scratch);
+  kernels->formats[job.layer->format]->run(job);
+  if (joins) kernels->add(block.total, job.out, 1, 0, block.count);
+  if (first || joins) block.together = number - block.first_chunk + 1;
   if (faulty) pool.suffer(worker, now_ns() - began);
-  done[chunk.owner].fetch_add(1, std::memory_order_release);
+  done[chunks[number].owner].fetch_add(1, std::memory_order_release);
 }
 
-// Chunks are taken in order, so what a slab waits for is already in somebody's hands.
+// Slabs come behind chunks, so what one waits for is already in somebody's hands.
 bool Executor::Wave::wait_for(uint32_t owner) {
   uint64_t until = 0;
   for (uint32_t turn = 1; done[owner].load(std::memory_order_acquire) < blocks[owner].num_parts; turn++) {
@@ -78,25 +85,30 @@ bool Executor::Wave::wait_for(uint32_t owner) {
   return true;
 }
 
+bool Executor::Wave::goes_on() {
+  if (poison->load(std::memory_order_relaxed)) abandoned.store(true);
+  return !abandoned.load(std::memory_order_relaxed);
+}
+
 void Executor::Wave::work(int worker) {
-  const uint32_t total = (uint32_t)(chunks.size() + slabs.size());
-  for (uint32_t ticket = take();;) {
-    if (ticket >= total || abandoned.load(std::memory_order_relaxed)) return;
-    if (poison->load(std::memory_order_relaxed)) {
-      abandoned.store(true);
-      return;
-    }
-    if (ticket < chunks.size()) {
-      Turn turn{this, 0, false};
-      compute(worker, chunks[ticket], turn);
-      ticket = turn.taken ? turn.ticket : take();
-      continue;
-    }
-    const Slab& slab = slabs[ticket - chunks.size()];
+  constexpr uint32_t NONE = ~0u;
+  bool more;
+  bool together = false;  // this worker has computed all of the block so far
+  for (uint32_t number, last = NONE; goes_on() && take(worker, number, more); last = number) {
+    const bool first = number == blocks[chunks[number].owner].first_chunk;
+    together = first || (together && last + 1 == number);
+    TileJob& job = chunks[number].tiles;
+    job.next = more ? first_tile(chunks[number + 1].tiles) : nullptr;
+    job.same_rows = last != NONE && same_rows(chunks[last].tiles, job);
+    compute(worker, number, first, together && !first);
+  }
+  while (goes_on()) {
+    const uint32_t number = next_slab.fetch_add(1, std::memory_order_relaxed);
+    if (number >= slabs.size()) return;
+    const Slab& slab = slabs[number];
     if (!wait_for(slab.owner)) return;
     const Block& b = blocks[slab.owner];
-    kernels->sum(b.total + slab.first, b.parts + slab.first, b.num_parts, b.count, slab.count);
-    ticket = take();
+    kernels->add(b.total + slab.first, b.parts + (b.together - 1) * b.count + slab.first, b.num_parts - b.together, b.count, slab.count);
   }
 }
 
@@ -113,7 +125,7 @@ size_t Executor::parts_of(const ft_layer& layer, const ft_item& item) const {
   if (item.first_tile > 0 && !whole_sums_) return 0;
   const uint32_t rows = (uint32_t)block_rows(layer, item);
   const uint32_t chunks = ceil_div(item.last_tile - item.first_tile, chunk_tiles(layer, rows, whole_sums_, format_of(layer).most_rows > FT_ROWS));
-  return chunks > 1 ? (size_t)chunks * item.num_rows * layer.hidden : 0;
+  return chunks > 1 ? (size_t)(chunks - 1) * item.num_rows * layer.hidden : 0;
 }
 
 void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out,
@@ -122,17 +134,18 @@ void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t s
   const uint32_t first_tile = (uint32_t)whole.first, tiles = (uint32_t)whole.last;
   const uint32_t parts = ceil_div(tiles - first_tile, step), owner = (uint32_t)wave.blocks.size();
   const int64_t count = (int64_t)whole.num_rows * layer.hidden;
-  float* first = parts > 1 ? wave.parts.data() + used : out;
-  wave.blocks.push_back({out, first, parts, count});
+  float* others = wave.parts.data() + used;
+  wave.blocks.push_back({out, others, (uint32_t)wave.chunks.size(), parts, count, 0});
   for (uint32_t part = 0; part < parts; part++) {
     TileJob job = whole;
     job.first = (int)(first_tile + part * step);
     job.last = (int)std::min(tiles, first_tile + (part + 1) * step);
-    job.out = first + part * count;
+    job.out = part ? others + (part - 1) * count : out;
     wave.chunks.push_back({job, owner});
   }
   if (parts == 1) return;
-  used += (size_t)parts * count;
+  wave.own_floats = std::max(wave.own_floats, (size_t)count);
+  used += (size_t)(parts - 1) * count;
   for (int64_t at = 0; at < count; at += SLAB)
     wave.slabs.push_back({owner, at, std::min(SLAB, count - at)});
 }
@@ -162,7 +175,7 @@ void Executor::add_item(const Input& in, const ft_layer& layer, const ft_item& i
       job.first = t;
       job.last = t + 1;
       job.out = out + (item.out_row + (int64_t)(t - item.first_tile) * item.num_rows + at) * hidden;
-      job_->blocks.push_back({job.out, job.out, 1, (int64_t)job.num_rows * hidden});
+      job_->blocks.push_back({job.out, nullptr, (uint32_t)job_->chunks.size(), 1, (int64_t)job.num_rows * hidden, 0});
       job_->chunks.push_back({job, (uint32_t)job_->blocks.size() - 1});
     }
   }
@@ -176,15 +189,15 @@ bool Executor::run_wave(uint32_t deadline_ms) {
     wave.done.reset(new std::atomic<uint32_t>[wave.done_size]);
   }
   for (size_t i = 0; i < wave.blocks.size(); i++) wave.done[i].store(0, std::memory_order_relaxed);
-  wave.next.store(0);
+  wave.next_slab.store(0);
+  wave.next_alone = 0;
   wave.abandoned.store(false);
   wave.deadline_ms = deadline_ms;
   Pool& pool = Pool::instance();
   bool done = true;
   wave.pooled = pool.threads() > 1 && pool.acquire();
-  const size_t shared = wave.pooled ? 2 * (size_t)pool.threads() : 0;
-  wave.last_taken = wave.chunks.size() > shared ? wave.chunks.size() - shared : 0;
   if (wave.pooled) {
+    pool.deal((uint32_t)wave.chunks.size());
     done = pool.run(wave, deadline_ms);
     stuck_ = !done;
     pool.release();
@@ -199,7 +212,7 @@ int Executor::run(const Input& in, const ft_layer& layer, const ft_item* items, 
   Wave& wave = *job_;
   wave.kernels = &kernels_;
   wave.poison = in.poison;
-  wave.scratch = scratch_bytes(format_of(layer), layer.hidden, layer.tile_width);
+  wave.scratch = ft_align(scratch_bytes(format_of(layer), layer.hidden, layer.tile_width), 64);
   for (uint32_t i = 0; i < num_items;) {
     size_t parts = 0, used = 0;
     uint32_t end = i;
@@ -209,6 +222,7 @@ int Executor::run(const Input& in, const ft_layer& layer, const ft_item* items, 
     wave.chunks.clear();
     wave.blocks.clear();
     wave.slabs.clear();
+    wave.own_floats = 0;
     for (; i < end; i++) add_item(in, layer, items[i], out, used);
     if (!run_wave(deadline_ms)) return in.poison->load() ? FT_POISONED : FT_FAILED;
   }

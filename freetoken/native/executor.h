@@ -1,9 +1,10 @@
 // Answers IO blocks (abi.h): items become chunks, chunks become ordered sums.
 //
 // A chunk is a run of tiles of one item over up to FT_ROWS of its rows, or as many as its format says. Where chunks end depends on the
-// layer's geometry, the item's row count and who asks; workers take them in any order. Each writes a float32
-// partial of its own, and the partials of an item are added in ascending order, by slabs of columns, once
-// all of them are there. So neither thread count nor schedule nor other items change a bit.
+// layer's geometry, the item's row count and who asks; workers take them in any order (pool.h). Each makes a float32
+// partial, and the partials of an item are added in ascending order. Who computes an item's first chunk and then its
+// second adds them at once, and so on; what others made of the rest lies in memory until all of them are there, and is
+// added by slabs of columns. So neither thread count nor schedule nor other items change a bit.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -35,28 +36,24 @@ class Executor {
     TileJob tiles;
     uint32_t owner;  // index of its Block
   };
-  // A chunk's rows of one item; its chunks' partials are added.
+  // Some rows of one item: the sum of num_parts chunks.
   struct Block {
-    float* total;
-    const float* parts;
-    uint32_t num_parts;
-    int64_t count;  // floats of one part
+    float* total;        // of the first `together`
+    const float* parts;  // num_parts - 1, of the second chunk and so on
+    uint32_t first_chunk, num_parts;
+    int64_t count;       // floats of one part
+    uint32_t together;
   };
   struct Slab {
     uint32_t owner;
     int64_t first, count;
   };
   struct Wave;
-  // A worker's: the ticket that it takes while its chunk ends.
-  struct Turn {
-    Wave* wave;
-    uint32_t ticket;
-    bool taken;
-  };
   struct Wave : Job {
     void work(int worker) override;
-    void compute(int worker, Chunk& chunk, Turn& turn);
-    uint32_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
+    bool take(int worker, uint32_t& number, bool& more);
+    void compute(int worker, uint32_t number, bool first, bool joins);
+    bool goes_on();
     bool wait_for(uint32_t owner);
 
     const TierKernels* kernels = nullptr;
@@ -65,12 +62,12 @@ class Executor {
     std::vector<Block> blocks;
     std::vector<Slab> slabs;
     std::unique_ptr<std::atomic<uint32_t>[]> done;  // chunks of each block that are there
-    size_t done_size = 0, scratch = 0;
-    std::atomic<uint32_t> next{0};
+    size_t done_size = 0, scratch = 0, own_floats = 0;  // a worker's: of a format, of a part
+    std::atomic<uint32_t> next_slab{0};
+    uint32_t next_alone = 0;
     std::atomic<bool> abandoned{false};
     uint32_t deadline_ms = 0;
     bool pooled = false;
-    size_t last_taken = 0;  // chunks up to which that may be: the end is shared finely
     std::vector<uint8_t> own_scratch;
     std::vector<float> parts;
   };

@@ -19,10 +19,8 @@ struct TileJob {
   int x_dtype;                // ft_dtype
   float* out;                 // [num_rows, H], overwritten with the sum over the tiles, ascending
   uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
-  // Takes the thread's next job ahead of time, so that its first tile, which this returns, can be prefetched. Returns
-  // null if there is none; null: nobody offers one.
-  const uint8_t* (*take_next)(void* turn) = nullptr;
-  void* turn = nullptr;
+  const uint8_t* next = nullptr;  // first tile of what the thread computes next, worth prefetching; null: not known
+  bool same_rows = false;  // as its last job, so what `scratch` holds of x is still good
 };
 
 // A coded matrix w [n, k] times rows of x, x, bias and y of dtype; or as numbers, y float [n, k].
@@ -74,8 +72,8 @@ struct TierOps;  // ops.h
 struct TierKernels {
   const char* name;
   const TileFormat* const* formats;
-  // total[i] = parts[0][i] + parts[1][i] + ..., one after the other; parts lie `stride` floats apart
-  void (*sum)(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count);
+  // total[i] += parts[0][i], then parts[1][i] and so on; parts lie `stride` floats apart
+  void (*add)(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count);
   // y[i] = sum over routes, one after the other, of weights[r] rows[places[r]][i]; places < 0 add nothing
   void (*combine)(float* y, const float* rows, const int32_t* places, const float* weights, int64_t routes,
                   int64_t count);

@@ -1,8 +1,7 @@
-// Pieces [0, count) of something, taken one by one by the pool's threads, or all by the caller if the pool is
-// taken or the work too small to share. Which thread takes a piece never changes its result.
+// Pieces [0, count) of something, computed by the pool's threads, neighbours by the same one, or all by the caller if
+// the pool is taken or the work too small to share. Which thread takes a piece never changes its result.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "kernels.h"
@@ -15,17 +14,21 @@ struct Pieces : Job {
   virtual void piece(int64_t index, uint8_t* memory) = 0;
 
   void work(int worker) override {
-    uint8_t* memory = nullptr;
     if (!pooled) {
       own.resize(scratch + 64);
-      memory = (uint8_t*)ft_align((uint64_t)own.data(), 64);
+      uint8_t* memory = (uint8_t*)ft_align((uint64_t)own.data(), 64);
+      for (int64_t i = 0; i < count; i++) piece(i, memory);
+      return;
     }
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      if (!memory) memory = Pool::instance().scratch(worker, scratch);
-      const bool faulty = pooled && Pool::instance().has_faults();
+    Pool& pool = Pool::instance();
+    uint8_t* memory = nullptr;
+    bool more;
+    for (uint32_t number; pool.take(worker, number, more);) {
+      if (!memory) memory = pool.scratch(worker, scratch);
+      const bool faulty = pool.has_faults();
       const uint64_t began = faulty ? now_ns() : 0;
-      piece(i, memory);
-      if (faulty) Pool::instance().suffer(worker, now_ns() - began);
+      piece(number, memory);
+      if (faulty) pool.suffer(worker, now_ns() - began);
     }
   }
   // `small`: not worth waking anybody.
@@ -33,6 +36,7 @@ struct Pieces : Job {
     Pool& pool = Pool::instance();
     if (!small && count > 1 && pool.threads() > 1 && pool.acquire()) {
       pooled = true;
+      pool.deal((uint32_t)count);
       if (!pool.run(*this, 1000))
         while (!pool.quiet(1000)) {
         }
@@ -45,7 +49,6 @@ struct Pieces : Job {
   int64_t count;
   size_t scratch;
   bool pooled = false;
-  std::atomic<int64_t> next{0};
   std::vector<uint8_t> own;
 };
 

@@ -10,12 +10,15 @@
 // LIMIT. Workers from limit() on take no part and sleep until it rises: where other programs run, a worker that
 // is stopped amid its work keeps all others waiting. It may change at any time, and changes no result.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "ranges.h"
 
 namespace ft {
 
@@ -32,6 +35,10 @@ class Pool {
   void start(int threads, const int* cpus, int num_cpus);
   int threads() const { return threads_.load(std::memory_order_relaxed); }
   void limit(int threads);
+
+  // Before a job of numbers [0, count): each worker gets a run of them, then takes what is left of another's.
+  void deal(uint32_t count) { left_.deal(count, threads(), std::min(threads(), limit_.load(std::memory_order_relaxed))); }
+  bool take(int worker, uint32_t& number, bool& more) { return left_.take(worker, number, more); }
 
   // True: all of the job is done. False: a worker was still in it after deadline_ms; job must stay alive.
   bool run(Job& job, uint32_t deadline_ms);
@@ -72,6 +79,7 @@ class Pool {
   std::atomic<bool> stopping_{false}, faulty_{false};
   std::atomic<int> threads_{1}, limit_{MOST_THREADS};
   Job* job_ = nullptr;
+  Ranges left_;
   uint64_t last_end_ns_ = 0, gap_ns_ = 1000000000;
   std::mutex busy_, limiting_;  // limiting_: no limit while workers are ended
   std::vector<std::unique_ptr<Worker>> workers_;

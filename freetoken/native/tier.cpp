@@ -7,18 +7,15 @@
 #if !defined(FT_INT8_ONLY)
 namespace FT_NS {
 
-static void sum_parts(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count) {
+static void add_parts(float* total, const float* parts, int64_t num_parts, int64_t stride, int64_t count) {
   int64_t i = 0;
   for (; i + W <= count; i += W) {
-    F acc = load(parts + i);
-    for (int64_t p = 1; p < num_parts; p++) acc = add(acc, load(parts + p * stride + i));
+    F acc = load(total + i);
+    for (int64_t p = 0; p < num_parts; p++) acc = add(acc, load(parts + p * stride + i));
     store(total + i, acc);
   }
-  for (; i < count; i++) {
-    float acc = parts[i];
-    for (int64_t p = 1; p < num_parts; p++) acc += parts[p * stride + i];
-    total[i] = acc;
-  }
+  for (; i < count; i++)
+    for (int64_t p = 0; p < num_parts; p++) total[i] += parts[p * stride + i];
 }
 
 static void combine(float* y, const float* rows, const int32_t* places, const float* weights, int64_t routes,
@@ -116,7 +113,7 @@ const TileFormat* const formats[] = {FT_FORMATS(FT_ENTRY) nullptr, FT_FORMATS_OF
 #define FT_QUOTE2(x) #x
 #define FT_QUOTE(x) FT_QUOTE2(x)
 extern const TierKernels kernels;
-const TierKernels kernels = {FT_QUOTE(FT_TIER), formats, sum_parts, combine, linear, read, &ops, widen_row};
+const TierKernels kernels = {FT_QUOTE(FT_TIER), formats, add_parts, combine, linear, read, &ops, widen_row};
 #endif
 
 }  // namespace FT_NS

@@ -1,6 +1,6 @@
 // Drives the library through its C surface, for runs under sanitisers. `stress TIER` computes with one tier: all
 // formats as records and as matrices, with both kinds of activations, and a layer's operations. `stress pool` is about
-// threads: two callers, limits, restarts, faults, poison, a device that rings; and about what loads weights. Without an
+// threads: how numbers are shared, two callers, limits, restarts, faults, poison, a device that rings; and about what loads weights. Without an
 // argument it says what these are. Exits with 1 if an answer ever changes.
 #include <algorithm>
 #include <atomic>
@@ -12,6 +12,7 @@
 
 #include "../../freetoken/native/layer.h"
 #include "../../freetoken/native/matrix_api.h"
+#include "../../freetoken/native/ranges.h"
 #include "../../freetoken/native/unblock.h"
 
 namespace {
@@ -217,6 +218,26 @@ void two_callers(int tier) {
   ft_read(tier, plain.memory, 6000000);
 }
 
+// Whoever comes late, or is slow, every number is taken once.
+void shares() {
+  for (int round = 0; round < 60; round++)
+    for (uint32_t count : {0u, 1u, 2u, 7u, 48u, 1000u}) {
+      const int workers = 1 + round % 5;
+      ft::Ranges left;
+      left.deal(count, workers, 1 + round % workers);
+      std::vector<std::atomic<int>> taken(count);
+      std::vector<std::thread> threads;
+      for (int worker = 0; worker < workers; worker++)
+        threads.emplace_back([&, worker] {
+          bool more;
+          for (uint32_t number; left.take(worker, number, more); taken[number]++)
+            if ((number + round) % 9 == 0) std::this_thread::yield();
+        });
+      for (auto& thread : threads) thread.join();
+      for (auto& times : taken) check(times == 1, "each number once");
+    }
+}
+
 void faults(int tier) {
   const Layer layer(tier, 0, LARGE);
   Request request(layer.l, WORK, FT_BF16);
@@ -326,7 +347,7 @@ int main(int count, char** arguments) {
   if (count < 2) return std::printf("%s pool\n", ft_tiers()), 0;
   const std::string what = arguments[1];
   const int last = (int)tiers.size() - 1;
-  if (what == "pool") two_callers(last), faults(last), poller(last), loading();
+  if (what == "pool") shares(), two_callers(last), faults(last), poller(last), loading();
   for (int tier = 0; tier <= last; tier++)
     if (tiers[tier] == what) one_tier(tier);
   std::printf("%s\n", failures ? "failures" : "all good");
