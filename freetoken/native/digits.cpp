@@ -4,7 +4,7 @@
 // x becomes whole numbers: within a block of 256 elements (32 of the middle) X = x 2^k, |X| < 2^22, k as large as fits,
 // so bfloat16 is exact unless it is 2^14 below the block's largest, and off by 2^-23 of that else. X is three signed
 // bytes, X = 2^16 a + 2^8 b + c, and a level (digits.h) an unsigned one, so that sums of a span are exact integers.
-// ORDER. A dot: of 512 elements, lane t of a sum holds half of what shares a step, as an exact integer; those times
+// ORDER. A dot: of 512 elements, lane t of a sum holds sixteen products that share a step, as an exact integer; those times
 // their steps, in order, times 2^-k are added to chain t; then one tree. Offsets have a chain of their own. Down is one
 // chain over spans. Neither depends on how rows are grouped.
 #include "digits.h"
@@ -50,14 +50,14 @@ FT_INLINE void bytes_of_whole(I x, Quarter (&out)[3]) {
 // For 512 elements: a vector for each of two halves of words' bytes (HALVES), four quarters of a line and three bytes,
 // lanes as `turned` has them; what is taken off each sum; 2^-k times the levels' unit.
 constexpr int HALVES = 2, QUARTERS = 4, BYTES = 3;
-constexpr int LESS_AT = HALVES * QUARTERS * BYTES * VECTOR, BACK_AT = LESS_AT + HALVES * 2 * VECTOR, X_GROUP = BACK_AT + 64;
-constexpr int sums_of(int span) { return span == 32 ? 1 : 2; }  // of a half
+constexpr int LESS_AT = HALVES * QUARTERS * BYTES * VECTOR, BACK_AT = LESS_AT + HALVES * VECTOR, X_GROUP = BACK_AT + 64;
 FT_INLINE int64_t row_bytes(int64_t padded) { return padded / FOUR_LINES * X_GROUP + padded / 16 * 4 + 64; }
 FT_INLINE float* sums_at(const uint8_t* row, int64_t padded) { return (float*)(row + padded / FOUR_LINES * X_GROUP); }
 
 // A line holds four spans of 32 elements, digit q of its words span q: the low and the high half of even bytes the first
 // two, of odd ones the others. Vector (half, quarter) of 512 elements: of line L, in 16 bytes from 16 L on, elements 8
-// quarter and up of span `half`, then of span 2 + half.
+// quarter and up of span `half`, then of span 2 + half. Of spans of 16 it is elements 4 quarter and up of either half of
+// these, so that a lane has one span here, too.
 static void place_x(const uint16_t* x, int64_t width, int64_t padded, const DigitCodes& codes, uint8_t* row) {
   float* sums = sums_at(row, padded);
   for (int64_t k = 0; k < padded; k += BLOCK) {
@@ -79,9 +79,15 @@ static void place_x(const uint16_t* x, int64_t width, int64_t padded, const Digi
       bytes_of_whole(X, digits);
       const int line = block * 2 + b / 8, span = b % 8 / 2, half = span % 2, quarter = b % 2 * 2;
       for (int d = 0; d < BYTES; d++) {
-        uint8_t* p = to + ((half * QUARTERS + quarter) * BYTES + d) * VECTOR + line * 16 + span / 2 * 8;
-        _mm_storel_epi64((__m128i*)p, digits[d]);
-        _mm_storel_epi64((__m128i*)(p + BYTES * VECTOR), _mm_unpackhi_epi64(digits[d], digits[d]));
+        uint8_t* p = to + (half * QUARTERS * BYTES + d) * VECTOR + line * 16 + span / 2 * 8;
+        if (codes.span == 16) {
+          int32_t fours[4];
+          _mm_storeu_si128((__m128i*)fours, digits[d]);
+          for (int q = 0; q < QUARTERS; q++) memcpy(p + q * BYTES * VECTOR + b % 2 * 4, fours + q, 4);
+        } else {
+          _mm_storel_epi64((__m128i*)(p + quarter * BYTES * VECTOR), digits[d]);
+          _mm_storel_epi64((__m128i*)(p + (quarter + 1) * BYTES * VECTOR), _mm_unpackhi_epi64(digits[d], digits[d]));
+        }
       }
       if (!codes.offset) continue;
       const float sum = (float)_mm512_reduce_add_epi32(X) * back;
@@ -91,12 +97,11 @@ static void place_x(const uint16_t* x, int64_t width, int64_t padded, const Digi
     }
     if (!block) continue;
     const I ones = _mm512_set1_epi8(1), less = _mm512_set1_epi32(-codes.least);
-    const int each = QUARTERS / sums_of(codes.span);
-    for (int n = 0; n < HALVES * sums_of(codes.span); n++) {
+    for (int n = 0; n < HALVES; n++) {
       I all = _mm512_setzero_si512();
       for (int d = 0; d < BYTES; d++) {
         all = _mm512_slli_epi32(all, 8);
-        for (int q = 0; q < each; q++) all = _mm512_dpbusd_epi32(all, ones, _mm512_loadu_si512(to + ((n * each + q) * BYTES + d) * VECTOR));
+        for (int q = 0; q < QUARTERS; q++) all = _mm512_dpbusd_epi32(all, ones, _mm512_loadu_si512(to + ((n * QUARTERS + q) * BYTES + d) * VECTOR));
       }
       _mm512_storeu_si512(to + LESS_AT + n * VECTOR, _mm512_mullo_epi32(all, less));
     }
@@ -182,36 +187,40 @@ FT_INLINE I level(I words, I levels) {
   const I code = HIGH ? _mm512_srli_epi16(words, 4) : words;
   return LOOKED_UP ? _mm512_permutexvar_epi8(code, levels) : _mm512_and_si512(code, _mm512_set1_epi8(15));
 }
-// Four lines of a row, so that vector q holds the q-th 16 bytes of each, those at even places before those at odd ones.
+// Four lines of a row as place_x has them: 16 bytes of each in each vector, those at even places before those at odd ones.
 FT_INLINE I pair(const uint8_t* a, const uint8_t* b) {  // of 32 bytes, by loads: shuffles are what there is too much of
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a)), _mm256_loadu_si256((const __m256i*)b), 1);
 }
+template <int SPAN>
 FT_INLINE void turned(const uint8_t* const (&lines)[4], I (&out)[QUARTERS]) {
   const I order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  for (int q = 0; q < QUARTERS; q += 2) {
-    const I a = pair(lines[0] + 16 * q, lines[1] + 16 * q), b = pair(lines[2] + 16 * q, lines[3] + 16 * q);
+  auto joined = [&](I a, I b, int q, int step) FT_LAMBDA {
     out[q] = _mm512_shuffle_epi8(_mm512_shuffle_i32x4(a, b, 0x88), order);
-    out[q + 1] = _mm512_shuffle_epi8(_mm512_shuffle_i32x4(a, b, 0xDD), order);
+    out[q + step] = _mm512_shuffle_epi8(_mm512_shuffle_i32x4(a, b, 0xDD), order);
+  };
+  if constexpr (SPAN == 32) {
+    for (int q = 0; q < QUARTERS; q += 2) joined(pair(lines[0] + 16 * q, lines[1] + 16 * q), pair(lines[2] + 16 * q, lines[3] + 16 * q), q, 1);
+  } else {
+    const I a = pair(lines[0], lines[1]), b = pair(lines[2], lines[3]), c = pair(lines[0] + 32, lines[1] + 32), d = pair(lines[2] + 32, lines[3] + 32);
+    joined(_mm512_unpacklo_epi64(a, c), _mm512_unpacklo_epi64(b, d), 0, 2);
+    joined(_mm512_unpackhi_epi64(a, c), _mm512_unpackhi_epi64(b, d), 1, 2);
   }
 }
 
 // One half of words' bytes times R rows of x, times their steps, to part.
-template <int SPAN, bool LOOKED_UP, bool HIGH, int R>
+template <bool LOOKED_UP, bool HIGH, int R>
 FT_INLINE void half_dots(const I (&words)[QUARTERS], I levels, const float* steps, const uint8_t* x, int64_t xs, F (&part)[R]) {
-  constexpr int SUMS = sums_of(SPAN), EACH = QUARTERS / SUMS;
-  for (int s = 0; s < SUMS; s++) {
-    I codes[EACH];
-    for (int q = 0; q < EACH; q++) codes[q] = level<LOOKED_UP, HIGH>(words[s * EACH + q], levels);
-    for (int r = 0; r < R; r++) {
-      const uint8_t *p = x + r * xs + (HIGH * QUARTERS + s * EACH) * BYTES * VECTOR, *less = x + r * xs + LESS_AT + (HIGH * SUMS + s) * VECTOR;
-      I sum[BYTES];  // apart, since a chain of them all is longer than what the CPU looks ahead
-      for (int d = 0; d < BYTES; d++) sum[d] = LOOKED_UP && d + 1 == BYTES ? _mm512_loadu_si512(less) : _mm512_setzero_si512();
-      for (int q = 0; q < EACH; q++)
-        for (int d = 0; d < BYTES; d++) sum[d] = _mm512_dpbusd_epi32(sum[d], codes[q], _mm512_loadu_si512(p + (q * BYTES + d) * VECTOR));
-      const I high = _mm512_add_epi32(_mm512_slli_epi32(sum[0], 8), sum[1]);
-      const F number = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), sum[2])), step = load(steps + (HIGH * SUMS + s) * 16);
-      part[r] = HIGH || s ? fma(number, step, part[r]) : mul(number, step);
-    }
+  I codes[QUARTERS];
+  for (int q = 0; q < QUARTERS; q++) codes[q] = level<LOOKED_UP, HIGH>(words[q], levels);
+  for (int r = 0; r < R; r++) {
+    const uint8_t *p = x + r * xs + HIGH * QUARTERS * BYTES * VECTOR, *less = x + r * xs + LESS_AT + HIGH * VECTOR;
+    I sum[BYTES];  // apart, since a chain of them all is longer than what the CPU looks ahead
+    for (int d = 0; d < BYTES; d++) sum[d] = LOOKED_UP && d + 1 == BYTES ? _mm512_loadu_si512(less) : _mm512_setzero_si512();
+    for (int q = 0; q < QUARTERS; q++)
+      for (int d = 0; d < BYTES; d++) sum[d] = _mm512_dpbusd_epi32(sum[d], codes[q], _mm512_loadu_si512(p + (q * BYTES + d) * VECTOR));
+    const I high = _mm512_add_epi32(_mm512_slli_epi32(sum[0], 8), sum[1]);
+    const F number = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), sum[2])), step = load(steps + HIGH * 16);
+    part[r] = HIGH ? fma(number, step, part[r]) : mul(number, step);
   }
 }
 
@@ -226,7 +235,7 @@ static FT_APART void dots(const Tile& t, int m, int64_t i, const float* steps, c
   int64_t next[3] = {64, 128, 192};
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = zero();
-  for (int64_t at = 0; at < row_bytes; at += 256, far += 64, of_x += X_GROUP, steps += digit_steps(SPAN)) {
+  for (int64_t at = 0; at < row_bytes; at += 256, far += 64, of_x += X_GROUP, steps += DIGIT_STEPS) {
     if (at + 256 > row_bytes)  // the last line is met again, by zeros of x
       for (int64_t& n : next) n = at + n < row_bytes ? n : row_bytes - 64 - at;
     const uint8_t* p = row + at;
@@ -235,10 +244,10 @@ static FT_APART void dots(const Tile& t, int m, int64_t i, const float* steps, c
       FT_PREFETCH(p + b * 64 + SOON);
     }
     I words[QUARTERS];
-    turned({p, p + next[0], p + next[1], p + next[2]}, words);
+    turned<SPAN>({p, p + next[0], p + next[1], p + next[2]}, words);
     F part[R];
-    half_dots<SPAN, LOOKED_UP, false, R>(words, levels, steps, of_x, xs, part);
-    half_dots<SPAN, LOOKED_UP, true, R>(words, levels, steps, of_x, xs, part);
+    half_dots<LOOKED_UP, false, R>(words, levels, steps, of_x, xs, part);
+    half_dots<LOOKED_UP, true, R>(words, levels, steps, of_x, xs, part);
     for (int r = 0; r < R; r++) acc[r] = fma(part[r], load((const float*)(of_x + r * xs + BACK_AT)), acc[r]);
   }
   for (int r = 0; r < R; r++) {
@@ -333,7 +342,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   };
   uint8_t *x = take(rows * xs), *mid = take(rows * ms);
   float *g = (float*)take(rows * gs * 4), *u = (float*)take(rows * gs * 4), *sums = (float*)take(rows * os * 4);
-  const int64_t of_row = padded / FOUR_LINES * digit_steps(SPAN);
+  const int64_t of_row = padded / FOUR_LINES * DIGIT_STEPS;
   float* steps = (float*)take((ROWS_AT_ONCE * of_row > LANES_AT_ONCE ? ROWS_AT_ONCE * of_row : LANES_AT_ONCE) * 4);
   float* offsets = (float*)take((ROWS_AT_ONCE * padded / 16 > LANES_AT_ONCE ? ROWS_AT_ONCE * padded / 16 : LANES_AT_ONCE) * 4);
   for (int r = 0; r < rows && !job.same_rows; r++) {

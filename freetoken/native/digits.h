@@ -8,7 +8,7 @@ struct DigitCodes {
   float unit;
   bool looked_up, offset;  // levels aren't the codes themselves; there are offsets
   uint8_t levels[16];
-  // Rows [first, last) of gate (0) or up (1), padded to whole 512 elements. Steps as digit_steps floats for 512: the lanes
+  // Rows [first, last) of gate (0) or up (1), padded to whole 512 elements. Steps as DIGIT_STEPS floats for 512: the lanes
   // of one sum after the other (digits.cpp). Offsets in order.
   void (*rows)(const ft_layer& layer, const uint8_t* tile, int m, int first, int last, float* steps, float* offsets);
   // Lanes [h, h + n) of the span of down that begins with column i; n a multiple of 32.
@@ -17,4 +17,4 @@ struct DigitCodes {
 };
 
 constexpr int MOST_LEVEL = 31;  // a sum's sixteen of them times 2^22 fit 32 bits
-constexpr int digit_steps(int span) { return span == 32 ? 32 : 64; }  // floats for 512 elements
+constexpr int DIGIT_STEPS = 32;  // floats for 512 elements

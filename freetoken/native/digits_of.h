@@ -39,10 +39,10 @@ struct Digits {
     for (int i = first; i < last; i++) {
       tile.near(m, i + SCALES_AHEAD);
       if (m == 1) tile.warm(i);
-      for (int64_t k = 0; k < hidden; k += 512, steps += digit_steps(SPAN)) {
+      for (int64_t k = 0; k < hidden; k += 512, steps += DIGIT_STEPS) {
         F in_order[SPANS / 16];
         for (int v = 0; v < SPANS / 16; v++) in_order[v] = sixteen(tile, m, i, k + v * 16 * SPAN, offsets);
-        for (int n = 0; n < digit_steps(SPAN) / 16; n++)
+        for (int n = 0; n < DIGIT_STEPS / 16; n++)
           store(steps + 16 * n, SPANS == 16 ? _mm512_permutexvar_ps(lanes_of(n), in_order[0])
                                             : _mm512_permutex2var_ps(in_order[0], lanes_of(n), in_order[SPANS / 16 - 1]));
       }
@@ -59,13 +59,13 @@ struct Digits {
     }
     return left > 0 ? tile.step(at) : zero();
   }
-  // Lanes of sum n: half n of words, or half n / 2 and of a span of 32 elements half n % 2.
+  // The spans that half n of words' bytes has in a sum's lanes (digits.cpp: place_x).
   FT_INLINE I lanes_of(int n) {
     if constexpr (SPAN == 32) {
       return _mm512_add_epi32(_mm512_setr_epi32(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14), _mm512_set1_epi32(n));
     } else {
-      const I spans = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
-      return _mm512_add_epi32(spans, _mm512_set1_epi32(n));
+      const I spans = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
+      return _mm512_add_epi32(spans, _mm512_set1_epi32(2 * n));
     }
   }
   static void lanes(const ft_layer& l, const uint8_t* bytes, int i, int h, int n, float* steps, float* offsets) {
