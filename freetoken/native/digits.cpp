@@ -314,7 +314,7 @@ FT_INLINE void lanes(const Tile& t, int64_t i, int64_t& h, int64_t h0, int64_t h
 template <int SPAN, bool LOOKED_UP, int R>
 static FT_APART void columns(const Tile& t, int64_t i, int64_t h0, int64_t h1, const float* steps, const float* offsets,
                              const uint8_t* mid, int64_t ms, int64_t w, float* out, int64_t os, bool fresh, const uint8_t* at) {
-  constexpr int N = R == 1 ? 4 : R == 2 ? 2 : 1;
+  constexpr int N = R <= 2 ? 4 : 1;
   int64_t h = h0;
   lanes<SPAN, LOOKED_UP, R, N>(t, i, h, h0, h1, steps, offsets, mid, ms, w, out, os, fresh, at);
   if (N > 1) lanes<SPAN, LOOKED_UP, R, 1>(t, i, h, h0, h1, steps, offsets, mid, ms, w, out, os, fresh, at);
