@@ -339,6 +339,7 @@ static void run(const TileJob& job) {
     return run_digits(*base.digits, job, rows);
   }
   TileJob some = job;
+  some.same_rows &= job.num_rows <= FT_ROWS;
   for (int r = 0; r < job.num_rows; r += FT_ROWS) {
     some.rows = job.rows + r;
     some.num_rows = job.num_rows - r < FT_ROWS ? job.num_rows - r : FT_ROWS;

@@ -74,6 +74,15 @@ def test_few_rows_of_other_codes_and_other_types_are_the_tier_belows(fmt):
         assert torch.equal(answer(made, io, AMX), answer(made, io, BELOW)), dtype
 
 
+@pytest.mark.parametrize("fmt", ["bf16", "q4_k"])
+def test_rows_of_other_types_that_are_computed_in_parts_are_prepared_for_each_chunk(fmt):
+    made, x = one(fmt, 256, 2560, 256, 1), inputs(40, 256, torch.float16)
+    items = [Item(0, list(range(40)))]
+    want, bound = reference(made, x, items)
+    lib().start(1)
+    within(answer(made, request(made, x, items), AMX), want, 2 * bound)
+
+
 @pytest.mark.parametrize("fmt", AS_BYTES)
 @pytest.mark.parametrize("largest", [1.0, 3000.0, 1e15, 1e-30])
 def test_few_rows_keep_what_is_small_beside_what_is_large(fmt, largest):
