@@ -1,10 +1,11 @@
-"""What one layer-step of experts costs on a GPU, kernel by kernel, at Qwen3-30B-A3B's geometry.
+"""What one layer-step of experts costs on a GPU, kernel by kernel, at Qwen3-30B-A3B's geometry or another.
 
     python benchmarks/expert_step.py [--rows 1 4 16] [--format bf16] [--json]
+    python benchmarks/expert_step.py --format mxfp4 --hidden 2880 --size 2880 --top-k 4     gpt-oss-120b's
 
 Four layers of 128 experts in some weight format, all resident; then the same with none resident, read from
 host memory. Times are medians of replayed graphs, per layer; `gb_s` is the experts' bytes over the time of
-the tiles alone.
+the tiles alone, `step_us` look-up, tiles and sum one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from freetoken.experts.record import layout
 from freetoken.kernels import expert_step as step
 from freetoken.kernels.expert_step import Call, Place, Table
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, SIZE, ROUNDS = 4, 128, 8, 2048, 768, 5
+LAYERS, EXPERTS, ROUNDS = 4, 128, 5
 
 
 def table(num_tiles: int, *, resident: bool) -> Table:
@@ -41,11 +42,11 @@ def table(num_tiles: int, *, resident: bool) -> Table:
     return made
 
 
-def places(device: Any, name: str) -> list[Place]:
+def places(device: Any, name: str, hidden: int, size: int) -> list[Place]:
     fmt = choices.load("freetoken.quant", name).FORMAT
-    one = layout(HIDDEN, SIZE, fmt)
+    one = layout(hidden, size, fmt)
     record = torch.zeros(one.record_bytes, dtype=torch.uint8)
-    parts = (torch.randn(one.tile_width, HIDDEN) * 0.02 for _ in range(3))
+    parts = (torch.randn(one.tile_width, hidden) * 0.02 for _ in range(3))
     fmt.pack_tile(*parts, one.tiles(record)[0][: one.code_bytes])
     one.tiles(record)[1:] = one.tiles(record)[0]
     host = record.expand(LAYERS * EXPERTS, -1).contiguous()
@@ -61,14 +62,14 @@ def places(device: Any, name: str) -> list[Place]:
     ]  # fmt: skip
 
 
-def calls(rows: int, coded: Coded) -> list[Call]:
-    rng = np.random.default_rng(rows)
+def calls(rows: int, top_k: int, coded: Coded) -> list[Call]:
+    rng, hidden = np.random.default_rng(rows), coded.hidden
     runs, made = step.num_runs("cuda", coded.num_tiles, coded.tile_width), []
-    scratch = torch.empty(rows * TOP_K, runs, HIDDEN, device="cuda")
+    scratch = torch.empty(rows * top_k, runs, hidden, device="cuda")
     for _ in range(ROUNDS * LAYERS):
-        ids = np.stack([np.sort(rng.choice(EXPERTS, TOP_K, replace=False)) for _ in range(rows)])
-        weights = torch.rand(rows, TOP_K, device="cuda")
-        x = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
+        ids = np.stack([np.sort(rng.choice(EXPERTS, top_k, replace=False)) for _ in range(rows)])
+        weights = torch.rand(rows, top_k, device="cuda")
+        x = torch.randn(rows, hidden, device="cuda").bfloat16()
         made.append(Call(x, torch.from_numpy(ids.astype(np.int32)).cuda(), weights, scratch, None))
     return made
 
@@ -91,9 +92,9 @@ def median_us(work: Callable[[], None]) -> float:
     return sorted(times[3:])[10] / (ROUNDS * LAYERS)
 
 
-def resident_rows(made: list[Place], rows: int) -> dict[str, Any]:
+def resident_rows(made: list[Place], top_k: int, rows: int) -> dict[str, Any]:
     coded, record = made[0].coded, made[0].records.shape[1]
-    own, asked = table(coded.num_tiles, resident=True), calls(rows, coded)
+    own, asked = table(coded.num_tiles, resident=True), calls(rows, top_k, coded)
     distinct = sum(len(call.ids.unique()) for call in asked) / len(asked)
 
     def each(*parts: Callable[[Table, Place, Call], Any]) -> Callable[[], None]:
@@ -106,21 +107,23 @@ def resident_rows(made: list[Place], rows: int) -> dict[str, Any]:
 
     look_up = median_us(each(step.look_up))
     tiles = median_us(each(step.look_up, step.run_tiles)) - look_up
+    whole = median_us(each(step.look_up, step.run_tiles, step.combine))
     return {
         "case": f"{rows} rows resident",
         "experts": round(distinct, 1),
         "look_up_us": round(look_up, 2),
         "tiles_us": round(tiles, 2),
+        "step_us": round(whole, 2),
         "combine_us": round(median_us(each(step.combine)), 2),
         "victims_us": round(median_us(each(lambda t, p, c: step.prepare_victims(t))), 2),
         "gb_s": round(distinct * record / tiles / 1e3, 1),
     }
 
 
-def from_host(made: list[Place]) -> dict[str, Any]:
+def from_host(made: list[Place], top_k: int) -> dict[str, Any]:
     """Nothing is resident and nothing is kept: what the link gives to kernels."""
     coded, record = made[0].coded, made[0].records.shape[1]
-    own, asked = table(coded.num_tiles, resident=False), calls(1, coded)
+    own, asked = table(coded.num_tiles, resident=False), calls(1, top_k, coded)
 
     def run() -> None:
         for number, call in enumerate(asked):
@@ -131,7 +134,7 @@ def from_host(made: list[Place]) -> dict[str, Any]:
     return {
         "case": "1 row from host",
         "tiles_us": round(took, 1),
-        "gb_s": round(TOP_K * record / took / 1e3, 1),
+        "gb_s": round(top_k * record / took / 1e3, 1),
     }
 
 
@@ -139,16 +142,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--format", default="bf16", help="a weight format; bf16 by default")
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--size", type=int, default=768, help="columns of an expert's middle")
+    parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     device = cuda.create(Options(device="cuda"))
-    made = places(device, args.format)
-    rows = [resident_rows(made, count) for count in args.rows] + [from_host(made)]
+    made = places(device, args.format, args.hidden, args.size)
+    rows = [resident_rows(made, args.top_k, count) for count in args.rows] + [from_host(made, args.top_k)]
     for row in rows:
         print(row)
     print(f"link by copies: {device.machine.link_bw / 1e9:.1f} GB/s")
     if args.json:
         facts = {"bench": "expert_step", "format": args.format, "machine": device.machine.name}
+        facts |= {"geometry": [args.hidden, args.size, args.top_k]}
         print(json.dumps(facts | {"date": datetime.date.today().isoformat(), "rows": rows}))
 
 

@@ -167,28 +167,30 @@ def level(code, KIND: tl.constexpr, ZERO: tl.constexpr):
 
 
 @jit
-def _number(tile, i, h, mask, M: tl.constexpr, AT: tl.constexpr):
-    """The number that M describes from AT on and that covers (i, h)."""
+def number(tile, i, j, mask, M: tl.constexpr, AT: tl.constexpr):
+    """A number that M describes from AT on: the j-th along H of those that cover i, or the scalar for all."""
     KIND: tl.constexpr = M[AT]
     TALL: tl.constexpr = M[AT + 2]
-    index = tl.zeros_like(i + h)
     if TALL > 0:
-        index = (i // TALL) * M[AT + 4] + h // M[AT + 3]
+        index = (i // TALL) * M[AT + 4] + j
+    else:
+        index = 0
+        mask = True
     at = tile + M[AT + 1]
     if KIND == 0:
         value = tl.load(at.to(tl.pointer_type(tl.float16)) + index, mask=mask, other=0.0).to(tl.float32)
     elif KIND == 1:
         value = tl.load(at.to(tl.pointer_type(tl.float32)) + index, mask=mask, other=0.0)
-    elif KIND == 3:
-        value = tl.load(at.to(tl.pointer_type(tl.int8)) + index, mask=mask, other=0).to(tl.float32)
     else:
         code = tl.load(at + index, mask=mask, other=0).to(tl.int32)
         if KIND == 2:
             value = _whole(code, 0)
+        elif KIND == 3:
+            value = _whole(code ^ 128, 128)
         elif KIND == 4:
             value = _e4m3(code)
         elif KIND == 5:
-            value = tl.where(code == 0, 5.877471754111438e-39, float_of(code << 23))
+            value = float_of(tl.maximum(code << 23, 0x00400000))  # 0: 2^-127, below the normal ones
         elif KIND == 6:
             value = _whole(code & 15, 0)
         elif KIND == 7:
@@ -200,10 +202,10 @@ def _number(tile, i, h, mask, M: tl.constexpr, AT: tl.constexpr):
 
 @jit
 def _product(tile, i, h, mask, M: tl.constexpr, AT: tl.constexpr, COUNT: tl.constexpr):
-    value = _number(tile, i, h, mask, M, AT)
+    value = number(tile, i, h // M[AT + 3], mask, M, AT)
     for s in tl.static_range(1, COUNT):
-        value *= _number(tile, i, h, mask, M, AT + 5 * s)
-    return value
+        value = value * number(tile, i, h // M[AT + 5 * s + 3], mask, M, AT + 5 * s)
+    return tl.broadcast_to(value, mask.shape)
 
 
 @jit

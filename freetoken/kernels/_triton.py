@@ -50,6 +50,11 @@ def jit(function: Callable[..., Any] | None = None, *, varying: Sequence[str] = 
     return triton.jit(function, do_not_specialize=list(varying) or None)
 
 
+def folded(function: Callable[..., Any]) -> Any:
+    """Mark a function of compile-time numbers that kernels call while they are compiled."""
+    return triton.constexpr_function(function) if AVAILABLE else function
+
+
 @contextlib.contextmanager
 def compilations(tell: Callable[[], None]) -> Generator[None]:
     """While the block lasts, tell() each time a kernel was compiled or read from the disk's cache."""

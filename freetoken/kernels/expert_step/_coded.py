@@ -9,6 +9,7 @@ two 16-bit numbers: what it rounds to and the rest, so that its value is kept to
 
 from __future__ import annotations
 
+from freetoken.kernels import _code_pairs as pairs
 from freetoken.kernels import _codes as codes
 from freetoken.kernels import _pdl as pdl
 from freetoken.kernels import _slow_link as slow_link
@@ -33,38 +34,46 @@ def _bring(
 
 
 @jit
-def _dots(tile, x, row, M: tl.constexpr, SUB: tl.constexpr, BU: tl.constexpr):
-    """float32 [SUB]: rows of gate or up times x; the next words are on their way before any are used."""
-    UNITS: tl.constexpr = (M[6] + 15) // 16
-    DIGITS: tl.constexpr = M[5]
-    total = tl.zeros([SUB, BU, 16], tl.float32)
-    unit = tl.arange(0, BU)
-    coming = codes.row_words(tile, row, unit, M, 0)
-    for at in range(0, UNITS, BU):
-        here = unit + at
-        word = coming
-        later = word
-        if M[8] > 1:
-            later = codes.row_words(tile, row, here, M, 1)
-        coming = codes.row_words(tile, row, here + BU, M, 0)
-        for q in tl.static_range(DIGITS):
-            h = codes.row_column(here, q, M)[:, None] + tl.arange(0, 16)[None, :]
-            xs = tl.load(x + h, mask=h < M[4], other=0.0).to(tl.float32)
-            total += codes.row_weights(tile, row, here, word, later, q, M) * xs[None, :, :]
-    return tl.sum(tl.sum(total, 2), 1)
+def _first_half(tile, x, row, GATE: tl.constexpr, UP: tl.constexpr, SUB: tl.constexpr, STEP: tl.constexpr):
+    """float32 [SUB] twice: rows of gate and of up times x, STEP columns at a time, the next on their way."""
+    G: tl.constexpr = STEP * GATE[11] // 128
+    U: tl.constexpr = STEP * UP[11] // 128
+    g = tl.zeros([G, SUB], tl.float32)
+    u = tl.zeros([U, SUB], tl.float32)
+    coming = pairs.row_words(tile, row, tl.arange(0, G), GATE, 0)
+    for at in range(0, GATE[4], STEP):
+        piece = at * GATE[11] // 128 + tl.arange(0, G)
+        beside = at * UP[11] // 128 + tl.arange(0, U)
+        words = coming
+        others = pairs.row_words(tile, row, beside, UP, 0)
+        g = pairs.add_dots(g, tile, x, row, piece, words, GATE)
+        coming = pairs.row_words(tile, row, piece + G, GATE, 0)
+        u = pairs.add_dots(u, tile, x, row, beside, others, UP)
+    return pairs.sum_of(g, GATE), pairs.sum_of(u, UP)
+
+
+@jit
+def _to_all(place, middle, SUB: tl.constexpr):
+    """A tuple of scalars that every thread holds, through memory at `place` that is free until then."""
+    tl.store(place + tl.arange(0, SUB), middle)
+    tl.debug_barrier()
+    found = ()
+    for n in tl.static_range(SUB):
+        found = found + (tl.load(place + n),)
+    tl.debug_barrier()
+    return found
 
 
 @jit(varying=("records", "slots", "T"))
 def coded_vector_rows(
     x, ids, work, partials, records, record_bytes, slots, slot_bytes, tiles_offset, tile_bytes, link, T,
     K: tl.constexpr, KP: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SUB: tl.constexpr,
-    NT: tl.constexpr, BU: tl.constexpr, BD: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
+    NT: tl.constexpr, STEP: tl.constexpr, BD: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
     DOWN: tl.constexpr, REGIONS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl.await_previous(PDL)
     PER: tl.constexpr = W // SUB
-    SPAN: tl.constexpr = DOWN[7]
     run = tl.program_id(0)
     expert, mine, arrives, source, keep = find_block(
         work, tl.program_id(1), run, records, record_bytes, slots, slot_bytes, NT, PER
@@ -82,20 +91,21 @@ def coded_vector_rows(
         for token in range(0, T):
             match = wants(ids, token, expert, K, KP)
             if tl.sum(match.to(tl.int32)) > 0:
-                g = _dots(tile, x + token * H, row, GATE, SUB, BU)
-                u = _dots(tile, x + token * H, row, UP, SUB, BU)
+                g, u = _first_half(tile, x + token * H, row, GATE, UP, SUB, STEP)
+                words = pairs.down_words(tile, first, 0, SUB, BD, DOWN)
                 if BIAS > 0:
                     g += bias_of(tile, BIAS, row)
                     u += bias_of(tile, BIAS + 4 * W, row)
                 middle = gate_up(g, u, KIND, ALPHA, LIMIT, OFFSET).to(x.dtype.element_ty).to(tl.float32)
-                middle = tl.reshape(middle, [SUB // SPAN, SPAN])
                 pdl.let_next_start(PDL)
                 route = route_of(match, token, K, KP)
                 out = partials + (route.to(tl.int64) * NT * PER + run) * H
+                each = _to_all(out, middle, SUB)
                 for h in range(0, H, BD):
                     col = h + tl.arange(0, BD)
-                    weight = codes.down_weights(tile, first, col, SUB, DOWN)
-                    y = tl.sum(tl.sum(weight * middle[:, :, None], 1), 0)
+                    here = words
+                    words = pairs.down_words(tile, first, h + BD, SUB, BD, DOWN)
+                    y = pairs.down_dots(tile, here, each, first, h, SUB, BD, DOWN)
                     if BIAS > 0:
                         y += bias_of(source.to(tl.pointer_type(tl.uint8)), 0, tl.where(run == 0, col, H), H)
                     tl.store(out + col, y, mask=col < H)

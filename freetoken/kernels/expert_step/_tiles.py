@@ -321,7 +321,7 @@ def combine(
     H: tl.constexpr,
     NT: tl.constexpr,
     PER: tl.constexpr,
-    RP: tl.constexpr,
+    BR: tl.constexpr,
     BC: tl.constexpr,
     HOST: tl.constexpr,
     OUT: tl.constexpr,
@@ -329,7 +329,6 @@ def combine(
 ):
     row = tl.program_id(0)
     col = tl.program_id(1) * BC + tl.arange(0, BC)
-    run = tl.arange(0, RP)
     rank = tl.arange(0, KP)
     expert = tl.load(ids + row * K + rank, mask=rank < K, other=-1)
     live = expert >= 0
@@ -338,11 +337,15 @@ def combine(
     # The router and the look-up were over before the kernel of the tiles let this one in.
     pdl.await_previous(PDL)
     route = (row * K + rank).to(tl.int64)
-    part = tl.load(
-        partials + (route[:, None] * NT * PER + run[None, :])[:, :, None] * H + col[None, None, :],
-        mask=(run[None, :] < end[:, None])[:, :, None] & (col < H)[None, None, :],
-        other=0.0,
-    )
+    value = tl.zeros([KP, BC], tl.float32)
+    for first in range(0, NT * PER, BR):
+        run = first + tl.arange(0, BR)
+        part = tl.load(
+            partials + (route[:, None] * NT * PER + run[None, :])[:, :, None] * H + col[None, None, :],
+            mask=(run[None, :] < end[:, None])[:, :, None] & (col < H)[None, None, :],
+            other=0.0,
+        )
+        value += tl.sum(part, 1)
     theirs = tl.zeros([KP, BC], tl.float32)
     if HOST:
         at = (tl.cast(io, tl.int64) + OUT).to(tl.pointer_type(tl.float32))
@@ -350,8 +353,7 @@ def combine(
         theirs = tl.load(at + route[:, None] * H + col[None, :], mask=left, other=0.0, volatile=True)
     # Not before all has been asked for: the next product's weights would fill the way here.
     pdl.let_next_start(PDL)
-    value = tl.sum(part, 1) + theirs
-    value *= weight[:, None]
+    value = (value + theirs) * weight[:, None]
     total = tl.zeros([BC], tl.float32)
     for k in tl.static_range(K):  # one after the other, in ascending expert id
         total += tl.sum(tl.where((rank == k)[:, None], value, 0.0), 0)

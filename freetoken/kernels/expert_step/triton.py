@@ -29,6 +29,8 @@ SPILLS = {"look_up": 256, "look_ahead": 320, "promote": 512}
 """Bytes a thread may spill: comparing all pairs of 256 experts doesn't fit its registers."""
 MOST_ROUTES = 64
 """Pairs of more don't fit the registers: comparing 128 routes spills more than comparing 256 experts."""
+COMBINED = 8192
+"""Partials that a block of `combine` has on their way, in pieces of 64 bytes at least."""
 VECTOR_ROWS = 16
 """Up to so many rows most experts have one or two: products with vectors, as many as an expert has rows."""
 
@@ -284,11 +286,16 @@ def _plain_blocks(coded: Coded, sub: int, many: int) -> tuple[Any, dict[str, Any
 def _coded_blocks(coded: Coded, sub: int, many: int) -> tuple[Any, dict[str, Any], int]:
     gate, up, down = (codes.meaning(m, coded.hidden) for m in coded.matrices)
     consts: dict[str, Any] = {"GATE": gate, "UP": up, "DOWN": down, "REGIONS": codes.regions(coded, sub)}
-    consts["BU"] = min(4, power_of_two(-(-coded.hidden // codes.LANES)))
-    consts["BD"] = min(128 if many else 256, power_of_two(coded.hidden))
+    wide = power_of_two(coded.hidden)
     if many:
-        return _coded.coded_few_rows, consts | {"TP": max(16, power_of_two(many))}, 0
-    return _coded.coded_vector_rows, consts, 168
+        sizes = {"BU": min(4, power_of_two(-(-coded.hidden // codes.LANES))), "BD": min(128, wide)}
+        return _coded.coded_few_rows, consts | sizes | {"TP": max(16, power_of_two(many))}, 0
+    bits = min(gate[11], up[11])
+    step = min(2048 // bits, max(512 // bits, wide))  # a line of words at least
+    # Four blocks a multiprocessor, or three where a table, a second plane or zero points take the registers.
+    crowded = any(m.level == "iq4" or len(m.planes) > 1 or len(m.least) > 2 for m in coded.matrices)
+    registers = 168 if crowded else 128
+    return _coded.coded_vector_rows, consts | {"STEP": step, "BD": min(512, wide)}, registers
 
 
 def combine(table: Table, place: Place, call: Call, residual: Tensor | None = None) -> Tensor:
@@ -310,9 +317,9 @@ def combine_launch(
 ) -> Launch:
     rows, top_k = call.ids.shape
     per = place.coded.tile_width // sub_width(place.coded.tile_width)
-    runs = power_of_two(place.num_tiles * per)
     ranks = power_of_two(top_k)
-    block = max(8, min(64, 8192 // (runs * ranks)))
+    runs = min(power_of_two(place.num_tiles * per), max(1, COMBINED // (16 * ranks)))
+    block = max(16, min(64, COMBINED // (runs * ranks)))
     return Launch(
         _tiles.combine,
         (rows, -(-place.hidden // block)),
@@ -332,7 +339,7 @@ def combine_launch(
             "H": place.hidden,
             "NT": place.num_tiles,
             "PER": per,
-            "RP": runs,
+            "BR": runs,
             "BC": block,
             "HOST": call.io is not None,
             "OUT": call.io.offsets[3] if call.io is not None else 0,
