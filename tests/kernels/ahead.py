@@ -27,6 +27,14 @@ class Compiled:
     spilled: int
     registers: int
     ptx: str
+    cubin: bytes
+
+    def longest_stretch(self) -> int:
+        """Machine instructions between two labels, at most: a large loop's body, if there is one."""
+        said = _ask("nvdisasm", "-c", self.cubin)
+        return max(
+            len(re.findall(r"/\*[0-9a-f]{4,}\*/ +\S", part)) for part in re.split(r"(?m)^\.L_\S+:", said)
+        )
 
 
 def compile_for(launch: Launch, card: Card) -> Compiled:
@@ -49,7 +57,7 @@ def compile_for(launch: Launch, card: Card) -> Compiled:
         options["maxnreg"] = launch.registers
     made = triton.compile(source, target=GPUTarget("cuda", card.arch, 32), options=options)
     registers, stack = _resources(made.asm["cubin"])
-    return Compiled(made.metadata.shared, stack, registers, made.asm["ptx"])
+    return Compiled(made.metadata.shared, stack, registers, made.asm["ptx"], made.asm["cubin"])
 
 
 def _kind(value: object, varying: bool) -> tuple[str, bool]:
@@ -67,11 +75,15 @@ def _kind(value: object, varying: bool) -> tuple[str, bool]:
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of stack of a thread; a stack is where registers are spilled to."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = [str(_TOOLS / "cuobjdump"), "-res-usage", file.name]
-        said = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    said = _ask("cuobjdump", "-res-usage", cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+)", said)
     assert found, said
     return int(found[1]), int(found[2])
+
+
+def _ask(tool: str, option: str, cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(_TOOLS / tool), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -97,6 +97,14 @@ def test_coded_experts_compile_for_cards_of_consumers(name: str, arch: int) -> N
     check_coded(name, 1, torch.bfloat16, next(card for card in CARDS if card.arch == arch))
 
 
+@pytest.mark.parametrize("name", ["mxfp4", pytest.param("q4_k", marks=pytest.mark.soak)])
+def test_a_coded_weight_of_one_row_takes_few_instructions(name: str) -> None:
+    """16 rows of gate and of up by 512 columns are a loop's body; with 10 to 12 they bound the speed."""
+    weights_a_thread = 2 * 16 * 512 / 128
+    most = check_coded(name, 1, torch.bfloat16, CARDS[1]).longest_stretch()
+    assert 3 * weights_a_thread < most < 6.5 * weights_a_thread
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 def test_coded_experts_come_over_a_played_link(rows: int) -> None:
     """And without one nothing of it is compiled."""
