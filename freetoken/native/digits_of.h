@@ -38,7 +38,6 @@ struct Digits {
     const int64_t hidden = l.hidden;
     for (int i = first; i < last; i++) {
       tile.near(m, i + SCALES_AHEAD);
-      if (m == 1) tile.warm(i);
       for (int64_t k = 0; k < hidden; k += 512, steps += DIGIT_STEPS) {
         F in_order[SPANS / 16];
         for (int v = 0; v < SPANS / 16; v++) in_order[v] = sixteen(tile, m, i, k + v * 16 * SPAN, offsets);
