@@ -81,7 +81,7 @@ def start(args: argparse.Namespace, workers: int, cache: str) -> dict[str, Any]:
     environment = os.environ | {"TRITON_CACHE_DIR": cache}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        return {"workers": workers, "error": done.stderr[-2000:]}
+        return {"workers": workers, "error": done.stderr.strip().splitlines()[-1]}
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
@@ -99,6 +99,8 @@ def main() -> int:
     add("--json", action="store_true")
     add("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if min(*args.workers, args.cores, args.helpers or 0, 0) < 0:
+        parser.error("--workers, --helpers and --cores are at least 0")
     if args.one is not None:
         print(json.dumps(one(args, args.one)))
         return 0

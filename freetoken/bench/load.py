@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.repeat < 1 or not 0 < args.size <= 1 << 20:
         raise ConfigError("--repeat is at least 1, --size a number of GiB above 0.", code="invalid_option")
+    if args.folder and not Path(args.folder).is_dir():
+        raise ConfigError(
+            f"There is no folder {args.folder}.",
+            code="invalid_option",
+            hint="--folder takes one that is there.",
+        )
     report = Report("load", args)
     rows: list[dict[str, Any]] = []
     with _models(args, report) as models:

@@ -35,3 +35,9 @@ def test_sizes_and_turns_of_nothing_are_refused_before_anything_is_written(
 ) -> None:
     assert cli.main(["bench", "load", *words, "--folder", str(tmp_path)]) == 2
     assert "invalid_option" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "load", "--folder", str(tmp_path / "none")]) == 2
+    error = capsys.readouterr().err
+    assert "invalid_option" in error and "none" in error
