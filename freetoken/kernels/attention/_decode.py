@@ -148,7 +148,7 @@ def merge_splits(
         higher = tl.maximum(higher, sink)
     higher = tl.where(higher == float("-inf"), 0.0, higher)
     share = tl.exp2(peak - higher)
-    mixed = tl.sum(tl.where((total > 0)[:, None], part * share[:, None], 0.0), 0)
+    mixed = tl.sum(tl.where((total > 0)[:, None], part, 0.0) * share[:, None], 0)
     whole = tl.sum(total * share, 0)
     if sinks is not None:
         whole += tl.exp2(sink - higher)
