@@ -229,6 +229,12 @@ struct Coded {
 #define FT_WEIGHTS(Tile) nullptr
 #endif
 
+namespace FT_NS {
+// Steps and words of columns cover no more, but a walk that prefetches along memory goes through whole tiles.
+template <class Format>
+constexpr int cut_of() { return Format::LEADS ? 0 : 64; }
+}  // namespace FT_NS
+
 #if defined(FT_BF16_DOT)
 namespace FT_NS {
 template <class Format>
@@ -260,14 +266,15 @@ struct DigitsOf {  // digits_of.h has more of them
   extern const TileFormat format_##name;                                                            \
   const TileFormat format_##name = {#name,         name##_run,     tile_bytes, matrix_bytes<Floats::Tile>, \
                                     name##_matrix, name##_numbers, nullptr,    FT_ROWS,                     \
-                                    nullptr,       nullptr,        DigitsOf<Pairs>::codes()};               \
+                                    nullptr,       nullptr,        DigitsOf<Pairs>::codes(), cut_of<Pairs>()}; \
   }
 #else
 #define FT_CODED(name, Floats, Pairs, tile_bytes)                                                   \
   namespace FT_NS {                                                                                 \
   extern const TileFormat format_##name;                                                            \
   const TileFormat format_##name = {#name, run_tiles<Floats>, tile_bytes, matrix_bytes<Floats::Tile>, \
-                                    run_matrix<Floats>, matrix_numbers<Floats::Tile>, FT_WEIGHTS(Floats::Tile)}; \
+                                    run_matrix<Floats>, matrix_numbers<Floats::Tile>, FT_WEIGHTS(Floats::Tile),  \
+                                    FT_ROWS, nullptr, nullptr, nullptr, cut_of<Floats>()};               \
   }
 #endif
 

@@ -177,6 +177,8 @@ struct Tile {
     return bytes + m * (int64_t)ft_align(layer.tile_width * row_bytes, 64) + i * row_bytes;
   }
   const uint8_t* column(int64_t i) const { return row(2, 0) + i / 8 * hidden * 4; }
+  // What is prefetched goes on at `next` behind `end`.
+  void lead_over(const uint8_t* end, const uint8_t* next) { lead.end = end, lead.next = next; }
   static constexpr int64_t column_bytes(int64_t hidden) { return hidden / 2; }
   static constexpr int GROUP = 32, STREAMS = 32;
 };
@@ -356,12 +358,14 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
   memset(g, 0, rows * gs * 4);
   memset(u, 0, rows * gs * 4);
   Tile t(codes, l, lead_of<Tile>(job, 1));
-  codes.meet(l, job.record + l.tiles_offset + job.first * l.tile_bytes);
+  codes.meet(l, job.record + l.tiles_offset + job.first * l.tile_bytes, job.from);
+  const bool piece = job.to - job.from < w;
   for (int n = job.first; n < job.last; n++) {
     const uint8_t* tile = t.bytes = job.record + l.tiles_offset + n * l.tile_bytes;
-    for (int m = 0; m < 2; m++)
-      for (int64_t i = 0; i < w; i += ROWS_AT_ONCE) {
-        const int64_t end = i + ROWS_AT_ONCE < w ? i + ROWS_AT_ONCE : w;
+    for (int m = 0; m < 2; m++) {
+      if (piece) t.lead_over(t.row(m, job.to), m ? t.column(job.from) : t.row(1, job.from));
+      for (int64_t i = job.from; i < job.to; i += ROWS_AT_ONCE) {
+        const int64_t end = i + ROWS_AT_ONCE < job.to ? i + ROWS_AT_ONCE : job.to;
         codes.rows(l, tile, m, (int)i, (int)end, steps, offsets);
         for (int64_t q = i; q < end; q++) {
 #define FT_CALL(R) dots<SPAN, LOOKED_UP, R>(t, m, q, steps + (q - i) * of_row, offsets + (q - i) * padded / SPAN, x + r * xs, xs, (m ? u : g) + r * gs + q, gs)
@@ -369,6 +373,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
 #undef FT_CALL
         }
       }
+    }
     if (l.bias_offset) {
       add_bias(g, gs, tile + l.bias_offset, (int)w, rows);
       add_bias(u, gs, tile + l.bias_offset + 4 * w, (int)w, rows);
@@ -378,10 +383,11 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
       for (int64_t i = w; i < middle; i++) g[r * gs + i] = 0;
       place_middle(g + r * gs, middle, codes, mid + r * ms);
     }
-    const uint8_t* next = n + 1 < job.last ? tile + l.tile_bytes : t.lead.next;
-    if (next) codes.meet(l, next);
-    for (int64_t i = 0; i < w; i += SPAN) {
-      const bool fresh = n == job.first && i == 0;
+    if (piece) t.lead_over(t.column(job.to), job.next ? job.next + (t.row(0, job.next_from) - tile) : nullptr);
+    if (n + 1 < job.last) codes.meet(l, tile + l.tile_bytes, 0);
+    else if (job.next) codes.meet(l, job.next, job.next_from);
+    for (int64_t i = job.from; i < job.to; i += SPAN) {
+      const bool fresh = n == job.first && i == job.from;
       for (int64_t from = 0; from < h; from += LANES_AT_ONCE) {
         const int64_t to = from + LANES_AT_ONCE < h ? from + LANES_AT_ONCE : h;
         codes.lanes(l, tile, (int)i, (int)from, (int)(to - from), steps, offsets);
@@ -393,7 +399,7 @@ static void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {
     }
   }
   for (int r = 0; r < rows; r++) memcpy(job.out + (int64_t)r * h, sums + r * os, h * sizeof(float));
-  if (l.bias_offset && job.first == 0) add_bias(job.out, h, job.record, (int)h, rows);
+  if (l.bias_offset && job.first == 0 && job.from == 0) add_bias(job.out, h, job.record, (int)h, rows);
 }
 
 void run_digits(const DigitCodes& codes, const TileJob& job, int rows) {

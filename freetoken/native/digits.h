@@ -13,7 +13,7 @@ struct DigitCodes {
   void (*rows)(const ft_layer& layer, const uint8_t* tile, int m, int first, int last, float* steps, float* offsets);
   // Lanes [h, h + n) of the span of down that begins with column i; n a multiple of 32.
   void (*lanes)(const ft_layer& layer, const uint8_t* tile, int i, int h, int n, float* steps, float* offsets);
-  void (*meet)(const ft_layer& layer, const uint8_t* tile);  // prefetches a tile's first scales
+  void (*meet)(const ft_layer& layer, const uint8_t* tile, int first);  // prefetches scales of rows from `first` on
 };
 
 constexpr int MOST_LEVEL = 31;  // a sum's sixteen of them times 2^22 fit 32 bits

@@ -75,9 +75,9 @@ struct Digits {
       if constexpr (Spec::OFFSET) store(offsets + at, tile.offset(where));
     }
   }
-  static void meet(const ft_layer& l, const uint8_t* bytes) {
+  static void meet(const ft_layer& l, const uint8_t* bytes, int first) {
     const Blocks<Spec> tile(Shape(l), bytes);
-    for (int i = 0; i < SCALES_AHEAD; i++) tile.near(0, i);
+    for (int i = 0; i < SCALES_AHEAD; i++) tile.near(0, first + i);
   }
   static constexpr DigitCodes codes() {
     DigitCodes out{SPAN, LEAST, unit(), looked_up(), Spec::OFFSET, {}, rows, lanes, meet};

@@ -186,35 +186,35 @@ FT_INLINE Lead lead_of(const TileJob& job, int num_rows) {
 
 // Without LEADS the last columns bring the first group of down along, which nothing else would prefetch.
 template <class Format>
-static void gate_up(const Format& f, int w, int num_rows, const typename Format::X* x, int64_t xs, float* g,
+static void gate_up(const Format& f, int from, int to, int num_rows, const typename Format::X* x, int64_t xs, float* g,
                     float* u, int64_t gs) {
   if constexpr (Format::IN_ORDER) {
     for (int m = 0; m < 2; m++)
-      for (int i = 0; i < w; i += 2) {
+      for (int i = from; i < to; i += 2) {
 #define FT_CALL(R) f.template two<R>(m, i, x + r * xs, xs, (m ? u : g) + r * gs + i, gs)
         FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
       }
   } else {
-    const int warm = w - group_size<Format>(w, num_rows);
+    const int warm = to - group_size<Format>(to - from, num_rows);  // from there on
     if constexpr (Format::AS_THEY_LIE)
       if (num_rows <= ALONE) {
         for (int m = 0; m < 2; m++)
-          for (int i = 0; i < w; i++) {
-            if (!Format::LEADS && m == 1 && i >= warm) f.warm(i - warm);
+          for (int i = from; i < to; i++) {
+            if (!Format::LEADS && m == 1 && i >= warm) f.warm(from + i - warm);
             f.alone(m, i, x, (m ? u : g) + i);
           }
         return;
       }
-    int i = 0;
+    int i = from;
     if (CMAX >= 2 && num_rows > 2)
-      for (; i + 2 <= w; i += 2) {
+      for (; i + 2 <= to; i += 2) {
 #define FT_CALL(R) f.template columns<R, CMAX>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
         FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
       }
-    for (; i < w; i++) {
-      if (i >= warm) f.warm(i - warm);
+    for (; i < to; i++) {
+      if (i >= warm) f.warm(from + i - warm);
 #define FT_CALL(R) f.template columns<R, 1>(i, x + r * xs, xs, g + r * gs + i, u + r * gs + i, gs)
       FT_ROW_GROUPS(num_rows, FT_CALL)
 #undef FT_CALL
@@ -242,12 +242,12 @@ FT_INLINE void prefetch_runs(const uint8_t* columns, int64_t column_bytes, int i
 }
 
 template <class Format>
-static void down(const Format& f, int w, int h_size, int num_rows, const typename Format::X* mid, int64_t ms,
+static void down(const Format& f, int from, int to, int h_size, int num_rows, const typename Format::X* mid, int64_t ms,
                  float* out, int64_t os, bool first, bool more) {
-  const int group = group_size<Format>(w, num_rows);
-  for (int i = 0; i < w; i += group) {
-    const int end = i + group < w ? i + group : w;
-    const bool fresh = first && i == 0, ahead = end < w || more;
+  const int group = group_size<Format>(to - from, num_rows);
+  for (int i = from; i < to; i += group) {
+    const int end = i + group < to ? i + group : to;
+    const bool fresh = first && i == from, ahead = end < to || more;
     for (int h = 0; h < h_size; h += STEP) {
       const int n = h_size - h < STEP ? h_size - h : STEP;
       if constexpr (!Format::LEADS) f.prefetch(end, end - i, h, ahead);
@@ -301,7 +301,7 @@ static void run_tiles(const TileJob& job) {
     const uint8_t* tile = job.record + l.tiles_offset + t * l.tile_bytes;
     Format f(l, tile);
     if constexpr (Format::LEADS) f.lead = lead;
-    gate_up(f, w, rows, x, xs, g, u, gs);
+    gate_up(f, job.from, job.to, rows, x, xs, g, u, gs);
     if (l.bias_offset) {
       add_bias(g, gs, tile + l.bias_offset, w, rows);
       add_bias(u, gs, tile + l.bias_offset + 4 * w, w, rows);
@@ -311,10 +311,10 @@ static void run_tiles(const TileJob& job) {
     Format::prepare_middle(mid, gs, w, rows);
     if constexpr (Format::LEADS)
       if (const uint8_t* next = t + 1 < job.last ? tile + l.tile_bytes : lead.next) Format(l, next);  // prefetches its first scales
-    down(f, w, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
+    down(f, job.from, job.to, h, rows, mid, gs, sums, xs, t == job.first, t + 1 < job.last);
     if (t + 1 == job.last) finish_rows(f, h, rows, sums, xs, job.out);
   }
-  if (l.bias_offset && job.first == 0) add_bias(job.out, h, job.record, h, rows);
+  if (l.bias_offset && job.first == 0 && job.from == 0) add_bias(job.out, h, job.record, h, rows);
 }
 
 // --- plain rows -----------------------------------------------------------------------------------

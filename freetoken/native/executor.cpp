@@ -20,11 +20,16 @@ bool same_rows(const TileJob& a, const TileJob& b) {
 }
 }  // namespace
 
-uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried, bool many) {
-  uint32_t tiles = std::max(1u, ceil_div(hurried ? HURRIED_BYTES : CHUNK_BYTES, l.tile_bytes));
+ChunkSize chunk_size(const ft_layer& l, const TileFormat& format, uint32_t rows, bool hurried) {
+  const uint64_t bytes = hurried ? HURRIED_BYTES : CHUNK_BYTES;
+  // Tiles of 256 columns are few and large: 24 of eight experts, for 16 workers.
+  uint32_t pieces = 1;
+  while (format.cut && rows <= FEW_ROWS && l.tile_bytes / pieces > bytes && l.tile_width % (2 * pieces * format.cut) == 0) pieces *= 2;
+  if (pieces > 1) return {1, pieces};
+  uint32_t tiles = std::max(1u, ceil_div(bytes, l.tile_bytes));
   // A partial is at most about an eighth of the 16-bit weights it comes from; a 32nd where products of many rows cost
   // less than adding partials up (bf16, AMX, 128 rows: 27.6 -> 20.1 ms).
-  const uint64_t times = many && rows >= MANY_ROWS && !hurried ? 64 : 16;
+  const uint64_t times = format.most_rows > FT_ROWS && rows >= MANY_ROWS && !hurried ? 64 : 16;
   if (rows > 1) tiles = std::max(tiles, ceil_div(times * rows, 3ull * l.tile_width));
   tiles = std::max(tiles, ceil_div(l.num_tiles, rows > FEW_ROWS ? FEW_CHUNKS : MOST_CHUNKS));
   tiles = std::min(tiles, l.num_tiles);
@@ -34,7 +39,7 @@ uint32_t chunk_tiles(const ft_layer& l, uint32_t rows, bool hurried, bool many) 
   if (rows == 1 && !hurried)
     for (uint32_t n = parts; n < 2 * parts; n++)
       if (n % 3 == 0 && l.num_tiles % n == 0) { parts = n; break; }
-  return ceil_div(l.num_tiles, parts);  // as many in each
+  return {ceil_div(l.num_tiles, parts), 1};  // as many in each
 }
 
 // --- a wave ---------------------------------------------------------------------------------------
@@ -98,7 +103,9 @@ void Executor::Wave::work(int worker) {
     const bool first = number == blocks[chunks[number].owner].first_chunk;
     together = first || (together && last + 1 == number);
     TileJob& job = chunks[number].tiles;
-    job.next = more ? first_tile(chunks[number + 1].tiles) : nullptr;
+    const TileJob* next = more ? &chunks[number + 1].tiles : nullptr;
+    job.next = next ? first_tile(*next) : nullptr;
+    job.next_from = next ? next->from : 0;
     job.same_rows = last != NONE && same_rows(chunks[last].tiles, job);
     compute(worker, number, first, together && !first);
   }
@@ -124,22 +131,23 @@ int Executor::block_rows(const ft_layer& layer, const ft_item& item) const {
 size_t Executor::parts_of(const ft_layer& layer, const ft_item& item) const {
   if (item.first_tile > 0 && !whole_sums_) return 0;
   const uint32_t rows = (uint32_t)block_rows(layer, item);
-  const uint32_t chunks = ceil_div(item.last_tile - item.first_tile, chunk_tiles(layer, rows, whole_sums_, format_of(layer).most_rows > FT_ROWS));
+  const uint32_t chunks = chunk_size(layer, format_of(layer), rows, whole_sums_).count(item.last_tile - item.first_tile);
   return chunks > 1 ? (size_t)(chunks - 1) * item.num_rows * layer.hidden : 0;
 }
 
-void Executor::add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out,
-                         size_t& used) {
+void Executor::add_block(const ft_layer& layer, const TileJob& whole, ChunkSize size, float* out, size_t& used) {
   Wave& wave = *job_;
-  const uint32_t first_tile = (uint32_t)whole.first, tiles = (uint32_t)whole.last;
-  const uint32_t parts = ceil_div(tiles - first_tile, step), owner = (uint32_t)wave.blocks.size();
+  const uint32_t tiles = (uint32_t)(whole.last - whole.first), parts = size.count(tiles), owner = (uint32_t)wave.blocks.size();
   const int64_t count = (int64_t)whole.num_rows * layer.hidden;
   float* others = wave.parts.data() + used;
   wave.blocks.push_back({out, others, (uint32_t)wave.chunks.size(), parts, count, 0});
   for (uint32_t part = 0; part < parts; part++) {
     TileJob job = whole;
-    job.first = (int)(first_tile + part * step);
-    job.last = (int)std::min(tiles, first_tile + (part + 1) * step);
+    job.first = whole.first + (int)(part / size.pieces * size.tiles);
+    job.last = std::min(whole.last, job.first + (int)size.tiles);
+    job.to = (int)(layer.tile_width / size.pieces);
+    job.from = (int)(part % size.pieces) * job.to;
+    job.to += job.from;
     job.out = part ? others + (part - 1) * count : out;
     wave.chunks.push_back({job, owner});
   }
@@ -158,17 +166,18 @@ void Executor::add_item(const Input& in, const ft_layer& layer, const ft_item& i
                            : (const uint8_t*)layer.records + local * layer.record_bytes;
   job.x = in.x;
   job.x_dtype = in.x_dtype;
+  job.to = (int)layer.tile_width;
   const int32_t* rows = in.rows + item.first_row;
   const int64_t hidden = layer.hidden;
   const int some = block_rows(layer, item);
-  const uint32_t step = chunk_tiles(layer, (uint32_t)some, whole_sums_, format_of(layer).most_rows > FT_ROWS);
+  const ChunkSize size = chunk_size(layer, format_of(layer), (uint32_t)some, whole_sums_);
   for (int at = 0; at < item.num_rows; at += some) {
     job.rows = rows + at;
     job.num_rows = std::min(some, item.num_rows - at);
     if (item.first_tile == 0 || whole_sums_) {
       job.first = item.first_tile;
       job.last = item.last_tile;
-      add_block(layer, job, step, out + (item.out_row + at) * hidden, used);
+      add_block(layer, job, size, out + (item.out_row + at) * hidden, used);
       continue;
     }
     for (int t = item.first_tile; t < item.last_tile; t++) {

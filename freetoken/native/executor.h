@@ -15,10 +15,14 @@
 
 namespace ft {
 
-// Where chunks of `rows` rows end: tiles per chunk. hurried: a device waits for some twenty tiles, and larger
-// chunks would leave workers without one (12 workers: 258 -> 277 tok/s on an H200; 15: no change).
-// many: the format's chunks take more than FT_ROWS rows.
-uint32_t chunk_tiles(const ft_layer& layer, uint32_t rows, bool hurried, bool many);
+// Where chunks of `rows` rows end: tiles per chunk, or, if it is one, how many pieces of a tile. hurried: a device waits
+// for some twenty tiles, and larger chunks would leave workers without one (12 workers: 258 -> 277 tok/s on an H200; 15:
+// no change).
+struct ChunkSize {
+  uint32_t tiles, pieces;
+  uint32_t count(uint32_t num_tiles) const { return pieces > 1 ? num_tiles * pieces : (num_tiles + tiles - 1) / tiles; }
+};
+ChunkSize chunk_size(const ft_layer& layer, const TileFormat& format, uint32_t rows, bool hurried);
 
 class Executor {
  public:
@@ -89,7 +93,7 @@ class Executor {
           uint32_t deadline_ms);
   void sort_routes(const ft_moe& job, const ft_layer& layer);
   void add_item(const Input& in, const ft_layer& layer, const ft_item& item, float* out, size_t& used);
-  void add_block(const ft_layer& layer, const TileJob& whole, uint32_t step, float* out, size_t& used);
+  void add_block(const ft_layer& layer, const TileJob& whole, ChunkSize size, float* out, size_t& used);
   const TileFormat& format_of(const ft_layer& layer) const { return *kernels_.formats[layer.format]; }
   int block_rows(const ft_layer& layer, const ft_item& item) const;
   size_t parts_of(const ft_layer& layer, const ft_item& item) const;

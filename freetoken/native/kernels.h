@@ -13,13 +13,15 @@ struct TileJob {
   const ft_layer* layer;
   const uint8_t* record;
   int first, last;            // tiles
+  int from, to;               // their columns; of one tile alone others than all
   const void* x;              // [tokens, H] of x_dtype
   const int32_t* rows;        // num_rows tokens; -1 = a padding row, whose output is zero
   int num_rows;               // <= the format's most_rows
   int x_dtype;                // ft_dtype
   float* out;                 // [num_rows, H], overwritten with the sum over the tiles, ascending
   uint8_t* scratch;           // scratch_bytes(layer), 64-byte aligned, private to the thread
-  const uint8_t* next = nullptr;  // first tile of what the thread computes next, worth prefetching; null: not known
+  const uint8_t* next = nullptr;  // tile that the thread computes next, worth prefetching from that column on; null: not known
+  int next_from = 0;
   bool same_rows = false;  // as its last job, so what `scratch` holds of x is still good
 };
 
@@ -57,6 +59,7 @@ struct TileFormat {
   uint64_t (*scratch)(uint32_t hidden, uint32_t tile_width) = nullptr;  // null: scratch_bytes
   const PreparedFormat* many = nullptr;  // `matrix` for more rows of bfloat16 than FT_ROWS; null: there is none
   const DigitCodes* digits = nullptr;    // of four-bit codes that the tier above multiplies as bytes; null: not these
+  int cut = 0;  // a tile may be computed in pieces of multiples of so many columns; 0: only as a whole
 };
 
 // Rows [first, last) of w, times all rows of x; bias and residual may be null.

@@ -51,6 +51,27 @@ def test_an_expert_is_within_its_bound_of_float64(fmt, tier, dtype, data):
     check_an_expert(fmt, tier, dtype, data)
 
 
+LARGE = [fmt for fmt in FORMATS if FORMATS[fmt].block == 256]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("fmt", LARGE)
+def test_large_tiles_are_computed_in_pieces_within_their_bound_on_any_threads(fmt, biased):
+    """Half a MiB of a tile and more is cut at multiples of 64 columns, while few rows share it."""
+    made = one(fmt, 2304, 512, 256, 2, biased=biased)
+    assert made.bank.layouts[0].tile_bytes > 512 << 10
+    for dtype, rows in ((torch.bfloat16, [0]), (torch.bfloat16, [2, 0, 1]), (torch.float16, [1, 0])):
+        x, items = inputs(3, 2304, dtype), [Item(0, rows), Item(1, rows[:1])]
+        want, bound = reference(made, x, items)
+        for tier in OWN_TIERS:
+            lib().start(1)
+            alone = answer(made, request(made, x, items), tier)
+            within(alone, want, 2 * bound)
+            lib().start(3)
+            assert torch.equal(answer(made, request(made, x, items), tier), alone), tier
+    lib().start(2)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tier", TIERS)
