@@ -8,17 +8,16 @@
 namespace ft {
 
 namespace {
-constexpr uint64_t CHUNK_BYTES = 512 << 10;    // what is worth a ticket: a chunk starts with nothing prefetched
+constexpr uint64_t CHUNK_BYTES = 512 << 10;    // a chunk costs a microsecond or two beside what it computes
 constexpr uint64_t HURRIED_BYTES = 256 << 10;
 constexpr uint32_t MOST_CHUNKS = 64, FEW_CHUNKS = 8, FEW_ROWS = 4, MANY_ROWS = 16;
 constexpr size_t WAVE_FLOATS = 16 << 20;       // partials held at a time: 64 MiB
-constexpr int64_t SLAB = 512;                  // floats that one ticket adds up
+constexpr int64_t SLAB = 512;                  // floats that are added up at once
 uint32_t ceil_div(uint64_t a, uint64_t b) { return (uint32_t)((a + b - 1) / b); }
 const uint8_t* first_tile(const TileJob& job) { return job.record + job.layer->tiles_offset + job.first * job.layer->tile_bytes; }
 bool same_rows(const TileJob& a, const TileJob& b) {
   return a.num_rows == b.num_rows && std::equal(a.rows, a.rows + a.num_rows, b.rows);
 }
-}  // namespace
 
 ChunkSize chunk_size(const ft_layer& l, const TileFormat& format, uint32_t rows, bool hurried) {
   const uint64_t bytes = hurried ? HURRIED_BYTES : CHUNK_BYTES;
@@ -41,6 +40,7 @@ ChunkSize chunk_size(const ft_layer& l, const TileFormat& format, uint32_t rows,
       if (n % 3 == 0 && l.num_tiles % n == 0) { parts = n; break; }
   return {ceil_div(l.num_tiles, parts), 1};  // as many in each
 }
+}  // namespace
 
 // --- a wave ---------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // Answers IO blocks (abi.h): items become chunks, chunks become ordered sums.
 //
-// A chunk is a run of tiles of one item over up to FT_ROWS of its rows, or as many as its format says. Where chunks end depends on the
-// layer's geometry, the item's row count and who asks; workers take them in any order (pool.h). Each makes a float32
+// A chunk is a run of tiles of one item, or a piece of one, over up to FT_ROWS of its rows, or as many as its format
+// says. Where chunks end depends on the layer's geometry, the item's row count and who asks; workers take them in any order (pool.h). Each makes a float32
 // partial, and the partials of an item are added in ascending order. Who computes an item's first chunk and then its
 // second adds them at once, and so on; what others made of the rest lies in memory until all of them are there, and is
 // added by slabs of columns. So neither thread count nor schedule nor other items change a bit.
@@ -22,7 +22,6 @@ struct ChunkSize {
   uint32_t tiles, pieces;
   uint32_t count(uint32_t num_tiles) const { return pieces > 1 ? num_tiles * pieces : (num_tiles + tiles - 1) / tiles; }
 };
-ChunkSize chunk_size(const ft_layer& layer, const TileFormat& format, uint32_t rows, bool hurried);
 
 class Executor {
  public:
@@ -52,7 +51,6 @@ class Executor {
     uint32_t owner;
     int64_t first, count;
   };
-  struct Wave;
   struct Wave : Job {
     void work(int worker) override;
     bool take(int worker, uint32_t& number, bool& more);
