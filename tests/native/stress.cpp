@@ -1,7 +1,7 @@
 // Drives the library through its C surface, for runs under sanitisers. `stress TIER` computes with one tier: all
 // formats as records and as matrices, with both kinds of activations, and a layer's operations. `stress pool` is about
-// threads: how numbers are shared, two callers, limits, restarts, faults, poison, a device that rings; and about what loads weights. Without an
-// argument it says what these are. Exits with 1 if an answer ever changes.
+// threads: how numbers are shared, two callers, limits, restarts, faults, poison, a device that rings; and about what
+// loads weights. Without an argument it says what these are. Exits with 1 if an answer ever changes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
